@@ -1,0 +1,192 @@
+"""The types that every decoder is made of. Nothing here computes.
+
+B sequences, N token slots, T block rows or tree nodes (row 0 is the root), D draft depth, K = D + 1 tokens that one
+step can emit, P prompt slots, V vocabulary, E hidden size.
+
+A decoder is three pure functions: `init` fills the cache with the prompt, `step` runs one target forward and emits
+tokens, and `parallax.decoding.loop` repeats the step. The pending token, whose keys and values are not committed yet,
+is `tokens[b, length[b] - 1]`; the cache holds `length - 1` positions. So prefill computes no logits, the last prompt
+token is the root of the first step, and plain decoding emits exactly one token per forward.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+
+import jax
+from flax import struct
+from jaxtyping import Array, Bool, Float, Int, Key
+
+from parallax.models.cache import Block, Cache, Output
+from parallax.models.transformer import Model
+
+Params = dict[str, Any]          # {"target": parameters of the model, "draft": parameters of the drafter, if it has any}
+Guarantee = Literal["exact", "distribution", "stepwise", "lossy"]
+GUARANTEES = ("lossy", "stepwise", "distribution", "exact")      # weakest first; a decoder has that of its weakest part
+
+
+def static(**kwargs):
+    """A dataclass field that is part of the compiled program (structure), not a traced number."""
+    return dataclasses.field(metadata=dict(static=True), **kwargs)
+
+
+def policy(cls):
+    """Makes `cls` a frozen keyword-only dataclass and a pytree: fields are traced numbers unless they are `static`."""
+    return jax.tree_util.register_dataclass(dataclasses.dataclass(frozen=True, kw_only=True)(cls))
+
+
+class DecodeState(NamedTuple):
+    """What the next step needs. The loop itself reads only `done`.
+
+    tokens [B, N] int32, zeros from `length` on; length [B] decided tokens, prompt included; limit [B] longest allowed
+    length; done [B]; key [B] one random key per sequence; cache; own: whatever the decoder keeps for itself.
+    """
+
+    tokens: Int[Array, "B N"]
+    length: Int[Array, "B"]
+    limit: Int[Array, "B"]
+    done: Bool[Array, "B"]
+    key: Key[Array, "B"]
+    cache: Cache
+    own: Any
+
+
+class StepInfo(NamedTuple):
+    """What a human plots, int32 [B] per step or summed over steps. The next step never reads it.
+
+    emitted tokens (after cuts at the limit and at end of text); accepted and proposed draft tokens; target forwards and
+    the block rows that they computed; drafter forwards and rows; failed: logits were not numbers.
+    """
+
+    emitted: Int[Array, "B"]
+    accepted: Int[Array, "B"]
+    proposed: Int[Array, "B"]
+    target_forwards: Int[Array, "B"]
+    target_rows: Int[Array, "B"]
+    draft_forwards: Int[Array, "B"]
+    draft_rows: Int[Array, "B"]
+    failed: Int[Array, "B"]
+
+
+class Result(NamedTuple):
+    """tokens [B, N], prompt first, zeros behind `length` [B]; prompt_length [B]; info summed over the steps."""
+
+    tokens: Int[Array, "B N"]
+    length: Int[Array, "B"]
+    prompt_length: Int[Array, "B"]
+    info: StepInfo
+
+
+@struct.dataclass
+class Draft:
+    """Candidate continuations as a tree.
+
+    tokens [B, T], column 0 the pending token; parents [T] or [B, T], parent before child, parents[0] = 0; valid [B, T]:
+    an invalid node is never accepted (a token id never means "no draft"); depth: the deepest node, static.
+    kind (static): `deterministic` (a function of the past), `sampled` (drawn from exp(logq)), `coupled` (drawn with the
+    target's own noise). Pruning turns a sampled tree into a deterministic one.
+    probes: extra rows for the drafter's own use. forwards, rows: what drafting cost per sequence.
+    """
+
+    tokens: Int[Array, "B T"]
+    parents: Any
+    valid: Bool[Array, "B T"]
+    depth: int = struct.field(pytree_node=False)
+    kind: Literal["deterministic", "sampled", "coupled"] = struct.field(pytree_node=False, default="deterministic")
+    logq: Float[Array, "B T V"] | None = None
+    probes: Any = None
+    forwards: int = struct.field(pytree_node=False, default=0)
+    rows: int = struct.field(pytree_node=False, default=0)
+
+
+class Verdict(NamedTuple):
+    """path [B, K]: accepted nodes, root first; count [B]: how many of them (accepted drafts + 1); next [B]: the token
+    behind the last of them; node [B]: that last node; targets [B, T]: the target's token at every node, if one was drawn.
+    """
+
+    path: Int[Array, "B K"]
+    count: Int[Array, "B"]
+    next: Int[Array, "B"]
+    node: Int[Array, "B"]
+    targets: Int[Array, "B T"] | None
+
+
+class Advance(NamedTuple):
+    """One commit event, a prefill chunk or a step: the committed rows were at positions start, start + 1, ...
+
+    tokens [B, K]: the tokens *after* the committed rows; count [B]; start [B]; hidden [B, K, E] and taps [B, K, n, E]
+    of the committed rows.
+    """
+
+    tokens: Int[Array, "B K"]
+    count: Int[Array, "B"]
+    start: Int[Array, "B"]
+    hidden: Float[Array, "B K E"]
+    taps: Float[Array, "B K n E"]
+
+
+class Step(NamedTuple):
+    """The raw step behind an `Advance`; None for prefill chunks. logits [B, T, V] are the target's, unwarped."""
+
+    draft: Draft
+    block: Block
+    out: Output
+    logits: Float[Array, "B T V"]
+    verdict: Verdict
+
+
+class Context(NamedTuple):
+    """What drafters may read: the target and its parameters, all decided tokens, the committed cache, the keys."""
+
+    model: Model
+    params: Any
+    tokens: Int[Array, "B N"]
+    length: Int[Array, "B"]
+    cache: Cache
+    key: Key[Array, "B"]
+
+
+@runtime_checkable
+class Drafter(Protocol):
+    """Guesses what comes next. `depth`: the longest draft, which sizes the buffers."""
+
+    depth: int
+
+    def init(self, params: Any, ctx: Context, prompt: Int[Array, "B P"], prompt_length: Int[Array, "B"]) -> Any:
+        """The drafter's own state before prefill. `ctx.length` is 0 there."""
+
+    def propose(self, params: Any, own: Any, ctx: Context) -> tuple[Draft, Any]:
+        """A draft behind the pending token."""
+
+    def observe(self, params: Any, own: Any, advance: Advance, step: Step | None, ctx: Context) -> Any:
+        """Learns what was committed. `ctx` is the state after the commit; a finished sequence has count 0."""
+
+
+@runtime_checkable
+class Verifier(Protocol):
+    """Decides which nodes to accept. `guarantee` is what it proves; `kinds` are the drafts it can verify."""
+
+    guarantee: Guarantee
+    kinds: tuple[str, ...]
+
+    def __call__(self, draft: Draft, logits: Float[Array, "B T V"], keys: Key[Array, "B"],
+                 start: Int[Array, "B"]) -> Verdict:
+        """`start` is the position of the first token to emit. Never cuts at limit or end of text: the step does."""
+
+
+@runtime_checkable
+class Decoder(Protocol):
+    """A whole method: a frozen pytree with static structure (see `policy`)."""
+
+    guarantee: Guarantee
+
+    def check(self) -> None:
+        """Raises ValueError if the parts do not fit each other or the model."""
+
+    def init(self, params: Params, prompt: Int[Array, "B P"], prompt_length: Int[Array, "B"], keys: Key[Array, "B"],
+             limit: Int[Array, "B"], capacity: int) -> DecodeState:
+        """Allocates the state and commits `prompt[:, :-1]`."""
+
+    def step(self, params: Params, state: DecodeState) -> tuple[DecodeState, StepInfo]:
+        """One target forward. Finished sequences stay as they are and count nothing."""

@@ -1,0 +1,7 @@
+"""Drafters: where candidate tokens come from. One file each."""
+
+from parallax.decoding.drafters.nothing import Nothing
+from parallax.decoding.drafters.prompt_lookup import PromptLookup
+from parallax.decoding.drafters.token_recycling import TokenRecycling
+
+__all__ = ["Nothing", "PromptLookup", "TokenRecycling"]

@@ -1,0 +1,108 @@
+"""From logits to tokens: the warpers in one documented order, and noise keyed so that speculation cannot change it.
+
+B sequences, T nodes, V vocabulary.
+
+Order of the warpers (the order of Hugging Face's `generate`): temperature, top-k, top-p, min-p.
+
+Noise that decides target tokens is a function of (sequence key, absolute position) alone. So the token at a position is
+the same whether it was reached by plain decoding, along a chain or through a tree, alone or in a batch.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float, Int, Key
+
+from parallax.decoding.base import policy, static
+
+
+def row_keys(key: Key[Array, ""], row_ids: Int[Array, "B"]) -> Key[Array, "B"]:
+    """One key per sequence. `row_ids` name the requests, so a request keeps its noise in any batch."""
+    return jax.vmap(lambda row: jax.random.fold_in(key, row))(row_ids)
+
+
+def noise_target(keys: Key[Array, "B"], position: Int[Array, "B"], size: int) -> Float[Array, "B V"]:
+    """Gumbel noise that decides the token at `position`."""
+    return jax.vmap(lambda key, p: jax.random.gumbel(jax.random.fold_in(key, p), (size,)))(keys, position)
+
+
+@policy
+class Greedy:
+    """The most likely token; of equals, the lowest id."""
+
+    def draw(self, logits: Float[Array, "B T V"], keys: Key[Array, "B"], start: Int[Array, "B"],
+             offsets: Int[Array, "T"] | Int[Array, "B T"], depth: int) -> Int[Array, "B T"]:
+        """Tokens after nodes that lie `offsets` (at most `depth`) behind the pending token; `start` is its position + 1."""
+        return jnp.argmax(logits, -1).astype(jnp.int32)
+
+
+@policy
+class Sample:
+    """Draws from the warped law, by adding Gumbel noise of the token's position and taking the maximum.
+
+    Attributes:
+      temperature: divides the logits; positive (0 means `Greedy`, which `make_sampler` picks).
+      top_k: keep the k most likely tokens, ties with the k-th included; 0 keeps all. Static.
+      top_p: keep the smallest set of most likely tokens with at least this probability; None keeps all.
+      min_p: keep tokens with at least this fraction of the largest probability; None keeps all.
+    """
+
+    temperature: float = 1.0
+    top_k: int = static(default=0)
+    top_p: float | None = None
+    min_p: float | None = None
+
+    def warp(self, logits: Float[Array, "*lead V"]) -> Float[Array, "*lead V"]:
+        """Log-probabilities up to a constant; dropped tokens are -inf."""
+        logits = logits / self.temperature
+        if self.top_k:
+            kth = lax.top_k(logits, min(self.top_k, logits.shape[-1]))[0][..., -1:]
+            logits = jnp.where(logits >= kth, logits, -jnp.inf)
+        if self.top_p is not None:
+            logits = jnp.where(logits >= _top_p_threshold(logits, self.top_p), logits, -jnp.inf)
+        if self.min_p is not None:
+            floor = logits.max(-1, keepdims=True) + jnp.log(self.min_p)
+            logits = jnp.where(logits >= floor, logits, -jnp.inf)
+        return logits
+
+    def draw(self, logits, keys, start, offsets, depth):
+        """As `Greedy.draw`. Noise is drawn once per depth and shared by the nodes of that depth."""
+        size = logits.shape[-1]
+        noise = jnp.stack([noise_target(keys, start + d, size) for d in range(depth + 1)], 1)
+        offsets = jnp.broadcast_to(offsets, logits.shape[:2])
+        noise = jnp.take_along_axis(noise, offsets[..., None], 1)
+        return jnp.argmax(self.warp(logits) + noise, -1).astype(jnp.int32)
+
+
+Sampler = Greedy | Sample
+
+
+def _top_p_threshold(logits, top_p):
+    """The smallest logit of the nucleus. A token is in it if the tokens above it have less than `top_p` together."""
+    ordered = -jnp.sort(-logits, -1)
+    share = jax.nn.softmax(ordered, -1)
+    inside = jnp.cumsum(share, -1) - share < top_p
+    return jnp.where(inside, ordered, jnp.inf).min(-1, keepdims=True)
+
+
+def make_sampler(temperature: float = 0.0, top_k: int | None = None, top_p: float | None = None,
+                 min_p: float | None = None) -> Sampler:
+    """`Greedy` for temperature 0, else `Sample`; settings that keep everything are left out of the program.
+
+    Raises:
+      ValueError: a setting outside its range, or a warper without a temperature.
+    """
+    if not temperature >= 0:
+        raise ValueError(f"temperature must be 0 (greedy) or positive, got {temperature}")
+    if top_k is not None and (top_k < 0 or top_k != int(top_k)):
+        raise ValueError(f"top_k must be a whole number of tokens, 0 for all, got {top_k}")
+    if top_p is not None and not 0 < top_p <= 1:
+        raise ValueError(f"top_p must be in (0, 1], got {top_p}")
+    if min_p is not None and not 0 <= min_p <= 1:
+        raise ValueError(f"min_p must be in [0, 1], got {min_p}")
+    if temperature == 0:
+        return Greedy()
+    return Sample(temperature=float(temperature), top_k=int(top_k or 0), top_p=None if top_p in (None, 1) else top_p,
+                  min_p=min_p or None)

@@ -1,0 +1,115 @@
+"""Trees of draft tokens: shapes, depths, ancestor masks, and the walk that verification takes.
+
+T nodes, row 0 the root (the pending token), D depth, K = D + 1, B sequences. A tree is `parents` [T] or [B, T] with
+parents before children and parents[0] = 0; a chain is the tree in which every node's parent is the node before it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import heapq
+from collections.abc import Iterable
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from parallax.decoding.base import Draft, Verdict
+from parallax.models.cache import Block
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """A static tree: parents, and each node's rank among its siblings (the root has rank 0)."""
+
+    parents: tuple[int, ...]
+    ranks: tuple[int, ...]
+
+    @property
+    def depths(self) -> tuple[int, ...]:
+        return tuple(int(d) for d in depths(np.asarray(self.parents), len(self.parents)))
+
+    @property
+    def depth(self) -> int:
+        return max(self.depths)
+
+    @classmethod
+    def chain(cls, length: int) -> "Shape":
+        """`length` tokens, one behind the other."""
+        return cls((0, *range(length)), (0,) * (length + 1))
+
+    @classmethod
+    def paths(cls, paths: Iterable[tuple[int, ...]]) -> "Shape":
+        """From sibling ranks along each path, as Medusa's choice lists: (0,), (1,), (0, 0), ... Prefixes are added."""
+        nodes = sorted({path[:i] for path in paths for i in range(len(path) + 1)} | {()}, key=lambda p: (len(p), p))
+        index = {path: i for i, path in enumerate(nodes)}
+        return cls(tuple(index[path[:-1]] for path in nodes), tuple(path[-1] if path else 0 for path in nodes))
+
+    @classmethod
+    def best_first(cls, nodes: int, depth: int, acceptance: tuple[float, ...]) -> "Shape":
+        """The `nodes` draft tokens most likely to be accepted, if a child of rank r is with probability acceptance[r].
+
+        Best-first growth by the product of ranks' probabilities, the optimum for this model (Sequoia, arXiv:2402.12374,
+        section 3, with acceptance that does not depend on depth).
+        """
+        grown, heap = [], [(-p, (rank,)) for rank, p in enumerate(acceptance)]
+        heapq.heapify(heap)
+        while heap and len(grown) < nodes:
+            score, path = heapq.heappop(heap)
+            grown.append(path)
+            if len(path) < depth:
+                for rank, p in enumerate(acceptance):
+                    heapq.heappush(heap, (score * p, (*path, rank)))
+        return cls.paths(grown)
+
+
+def depths(parents, steps: int):
+    """Depth of every node, [T] or [B, T], after at most `steps` levels. numpy in, numpy out."""
+    xp = np if isinstance(parents, (tuple, np.ndarray)) else jnp
+    parents = xp.asarray(parents)
+    level = xp.zeros(parents.shape, xp.int32)
+    moved = (xp.arange(parents.shape[-1]) != 0).astype(xp.int32)
+    for _ in range(steps):                             # one level deeper than the parent, until nothing changes
+        level = xp.take_along_axis(level, parents, -1) + moved
+    return level
+
+
+def ancestors(parents, steps: int):
+    """[T, T] or [B, T, T] bool: row n sees itself and its ancestors. `steps` is the depth of the tree."""
+    xp = np if isinstance(parents, (tuple, np.ndarray)) else jnp
+    parents = xp.asarray(parents)
+    size = parents.shape[-1]
+    seen = xp.broadcast_to(xp.eye(size, dtype=bool), (*parents.shape, size))
+    for _ in range(steps):
+        seen = seen | xp.take_along_axis(seen, parents[..., None], -2)
+    return seen
+
+
+def block(draft: Draft, length: Int[Array, "B"]) -> Block:
+    """The forward's rows for a draft: a node sits `depth` positions behind the pending token and sees its ancestors."""
+    positions = length[:, None] - 1 + jnp.asarray(depths(draft.parents, draft.depth))
+    return Block(draft.tokens, positions, jnp.asarray(ancestors(draft.parents, draft.depth)))
+
+
+def walk(draft: Draft, targets: Int[Array, "B T"]) -> Verdict:
+    """Follows the target's tokens from the root as deep as the tree has them.
+
+    targets: the token that the target puts behind every node. Of equally deep accepted nodes (duplicate siblings) the
+    one with the lowest index is taken.
+    """
+    batch, size = draft.tokens.shape
+    parents = jnp.broadcast_to(jnp.asarray(draft.parents), (batch, size))
+    level = jnp.broadcast_to(jnp.asarray(depths(draft.parents, draft.depth)), (batch, size))
+    hit = draft.valid & (draft.tokens == jnp.take_along_axis(targets, parents, 1)) | (level == 0)
+    alive = hit
+    for _ in range(draft.depth):
+        alive = hit & jnp.take_along_axis(alive, parents, 1)
+    node = jnp.argmax(jnp.where(alive, level, -1), 1).astype(jnp.int32)
+    seen = jnp.broadcast_to(jnp.asarray(ancestors(draft.parents, draft.depth)), (batch, size, size))
+    above = jnp.take_along_axis(seen, node[:, None, None], 1)[:, 0]                       # [B, T]
+    path = [jnp.argmax(above & (level == d), 1).astype(jnp.int32) for d in range(draft.depth + 1)]
+
+    def at_node(values):
+        return jnp.take_along_axis(values, node[:, None], 1)[:, 0]
+
+    return Verdict(jnp.stack(path, 1), at_node(level) + 1, at_node(targets), node, targets)

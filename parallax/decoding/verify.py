@@ -1,0 +1,36 @@
+"""Acceptance rules. B sequences, T nodes, V vocabulary.
+
+Which rules are lossless for which drafts, with measured violations: docs/guarantees.md.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from jaxtyping import Array, Float, Int, Key
+
+from parallax.decoding import tree
+from parallax.decoding.base import Draft, Guarantee, Verdict, policy
+from parallax.decoding.sampling import Greedy, Sampler
+
+
+@policy
+class Follow:
+    """Sample and follow: draw the target's token at every node, and walk down while the tree has it.
+
+    With `Greedy` this is greedy verification. It emits the target's own tokens whatever the draft is, so it is exact for
+    every drafter and tree; with noise keyed by position it gives the very tokens of seeded plain decoding. It accepts
+    less than rejection sampling when the draft is itself sampled. Source: the naive baseline of MCSD (arXiv:2401.06706)
+    and the rule of DFlash; one draw per node, never one per path, which would not be lossless.
+    """
+
+    sampler: Sampler = Greedy()
+
+    guarantee: ClassVar[Guarantee] = "exact"
+    kinds: ClassVar[tuple[str, ...]] = ("deterministic", "sampled", "coupled")
+
+    def __call__(self, draft: Draft, logits: Float[Array, "B T V"], keys: Key[Array, "B"],
+                 start: Int[Array, "B"]) -> Verdict:
+        offsets = tree.depths(draft.parents, draft.depth)
+        targets = self.sampler.draw(logits, keys, start, offsets, draft.depth)
+        return tree.walk(draft, targets)

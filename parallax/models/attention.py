@@ -1,0 +1,94 @@
+"""Attention of a block over the committed prefix and over itself.
+
+B batch, T block rows, C context rows, Hkv key/value heads, G query heads per key/value head, D head size, S slots.
+
+The committed part is read up to the longest sequence only: `lax.switch` over a few prefix sizes, so one program
+serves all lengths and an 8192-slot cache that holds 50 tokens costs 128 slots. Both parts share one running maximum
+and one division, so their scores are never concatenated.
+"""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int
+
+from parallax.models.cache import Cache
+
+_MASKED = -1e30
+_SMALLEST_BUCKET = 128
+
+
+def attend(q: Float[Array, "B Hkv G T D"], k: Float[Array, "B Hkv CT D"], v: Float[Array, "B Hkv CT D"], cache: Cache,
+           layer, *, visible: Bool[Array, "B T CT"], positions: Int[Array, "B T"], key_positions: Int[Array, "B CT"],
+           scale: float, softcap: float | None, window) -> Float[Array, "B Hkv G T D"]:
+    """Softmax attention over slots `< cache.length[b]` of layer `layer` and the visible rows of the block.
+
+    Args:
+      q, k, v: the block's queries; keys and values of context rows (first) and of the block itself.
+      cache: committed keys and values. Capacity 0 means none (training).
+      layer: index into the cache; a Python int for unrolled layers, a traced one inside a scan.
+      visible: which context and block rows each row sees.
+      positions, key_positions: absolute; only a window reads them.
+      scale: factor on q·k.
+      softcap: `softcap * tanh(score / softcap)`, or None.
+      window: keys at least this many positions behind a query are not seen; None means all are. May be traced.
+    """
+    q = q * jnp.asarray(scale, q.dtype)
+    if window is not None:
+        visible = visible & (positions[:, :, None] - key_positions[:, None, :] < window)
+    own = jnp.where(visible[:, None, None], _scores(q, k, softcap), _MASKED)
+    top = own.max(-1, keepdims=True)
+    if cache.capacity == 0:
+        weights = jnp.exp(own - top)
+        return (_mix(weights, v) / weights.sum(-1, keepdims=True)).astype(q.dtype)
+
+    def prefix(size):
+        def part(top):
+            kp, vp = _slots(cache.k, layer, size), _slots(cache.v, layer, size)
+            slot = jnp.arange(size)
+            seen = jnp.broadcast_to(slot < cache.length[:, None, None], (q.shape[0], q.shape[3], size))
+            if window is not None:
+                seen = seen & (positions[:, :, None] - slot < window)
+            score = jnp.where(seen[:, None, None], _scores(q, kp, softcap), _MASKED)
+            top = jnp.maximum(top, score.max(-1, keepdims=True))
+            weights = jnp.exp(score - top)
+            return top, weights.sum(-1, keepdims=True), _mix(weights, vp)
+        return part
+
+    sizes = buckets(cache.capacity)
+    if len(sizes) == 1:
+        top, total, mixed = prefix(sizes[0])(top)
+    else:
+        index = jnp.searchsorted(np.asarray(sizes, np.int32), cache.length.max())
+        top, total, mixed = lax.switch(index, [prefix(size) for size in sizes], top)
+    weights = jnp.exp(own - top)
+    return ((mixed + _mix(weights, v)) / (total + weights.sum(-1, keepdims=True))).astype(q.dtype)
+
+
+def buckets(capacity: int) -> tuple[int, ...]:
+    """Prefix sizes that a read may stop at: doubling from 128, the last one the capacity itself."""
+    sizes = []
+    size = _SMALLEST_BUCKET
+    while size < capacity:
+        sizes.append(size)
+        size *= 2
+    return (*sizes, capacity)
+
+
+def _scores(q, k, softcap):
+    score = jnp.einsum("bkgtd,bksd->bkgts", q, k, preferred_element_type=jnp.float32)
+    return score if softcap is None else softcap * jnp.tanh(score / softcap)
+
+
+def _mix(weights, v):
+    return jnp.einsum("bkgts,bksd->bkgtd", weights.astype(v.dtype), v, preferred_element_type=jnp.float32)
+
+
+def _slots(stored, layer, size):
+    """The first `size` slots of one layer, [B, Hkv, size, D]."""
+    if isinstance(stored, tuple):
+        return stored[layer][:, :, :size]
+    start = (layer, 0, 0, 0, 0)
+    return lax.dynamic_slice(stored, start, (1, *stored.shape[1:3], size, stored.shape[4]))[0]
