@@ -25,7 +25,7 @@ _HARMLESS = frozenset("""
     output_attentions output_hidden_states output_scores pad_token_id prefix pretraining_tp problem_type
     resid_pdrop return_dict return_dict_in_generate sep_token_id summary_activation summary_first_dropout
     summary_proj_to_labels summary_type summary_use_proj task_specific_params tokenizer_class torch_dtype torchscript
-    transformers.js_config transformers_version unsloth_fixed unsloth_version use_cache use_mrope mlp_only_layers
+    transformers.js_config transformers_version unsloth_fixed unsloth_version use_cache
 """.split())
 
 
@@ -66,7 +66,9 @@ def from_hf(config: dict[str, Any]) -> ModelConfig:
       ValueError: unknown family, or a key that changes the maths and is not supported.
     """
     if config.get("model_type") == "gemma3" and "text_config" in config:        # the language part of a vision model
-        config = {"model_type": "gemma3_text", **config["text_config"]}
+        text = config["text_config"]
+        config = {"model_type": "gemma3_text", **text,
+                  "quantization_config": config.get("quantization_config") or text.get("quantization_config")}
     family = config.get("model_type")
     if family not in FAMILIES:
         raise ValueError(f"unknown model_type {family!r} in config.json: expected one of {', '.join(FAMILIES)}"
@@ -133,12 +135,14 @@ def _rope(keys: _Keys, family: str):
     theta = keys.take("rope_theta", default=default)
     local = keys.take("rope_local_base_freq", default=10_000.0) if gemma3 else None
     if parameters:
+        if scaling not in (None, parameters):
+            raise ValueError(f"config.json has rope_scaling={scaling!r} beside another rope_parameters")
         if "full_attention" in parameters:
             full, sliding = parameters["full_attention"], parameters.get("sliding_attention")
             if sliding:
                 local = sliding.get("rope_theta", local)
-                if sliding.get("rope_type", "default") != "default":
-                    raise ValueError(f"config.json stretches the sliding layers by rope_type={sliding['rope_type']!r}, "
+                if _scaling(sliding) is not None:
+                    raise ValueError(f"config.json stretches the sliding layers by {sliding!r}, "
                                      "which is not supported")
             parameters = full or {}
         theta = parameters.get("rope_theta", theta)
@@ -182,6 +186,10 @@ def _windows(keys: _Keys, family: str, layers: int):
                 raise ValueError(f"config.json has a layer of type {kind!r}, which is not supported "
                                  f"(supported: {', '.join(known)})")
         types = tuple(known[kind] for kind in types)
+        uniform = {"llama": "full", "mistral": "sliding" if window else "full"}.get(family)
+        if uniform and set(types) != {uniform}:                  # `transformers` ignores the key in these families
+            raise ValueError(f"config.json has layer_types other than {uniform}_attention, which model_type {family!r} "
+                             "does not know")
     elif window is None:
         types = ()
     elif family == "mistral":

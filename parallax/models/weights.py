@@ -98,6 +98,13 @@ def shapes(config: ModelConfig) -> dict[Path, tuple[int, ...]]:
     return result
 
 
+def _part_rows(config: ModelConfig, entry: Entry, rows: int) -> list[int]:
+    """How many of the leaf's rows each of its tensors brings; only q, k and v share a leaf."""
+    if len(entry.names) == 1:
+        return [rows]
+    return [heads * config.head_dim for heads in (config.num_heads, config.num_kv_heads, config.num_kv_heads)]
+
+
 # Tensors that hold no weights: buffers that older checkpoints carry along.
 _BUFFERS = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
 
@@ -119,17 +126,17 @@ def assemble(config: ModelConfig, names: set[str], get: Callable[[str], np.ndarr
 
     def read(entry: Entry, i: int | None) -> np.ndarray:
         parts = []
-        for name in entry.names:
+        for name, rows in zip(entry.names, _part_rows(config, entry, expected[entry.path][0])):
             name = name.format(i=i)
             if name not in names:
                 raise ValueError(f"the checkpoint lacks the tensor {name!r} that its config asks for")
             used.add(name)
             part = np.asarray(get(name))
+            shape = (rows, *expected[entry.path][1:])[::-1 if entry.transposed else 1]
+            if part.shape != shape:
+                raise ValueError(f"tensor {name!r} has shape {part.shape}, the config asks for {shape}")
             parts.append(part.T if entry.transposed else part)
         leaf = np.concatenate(parts) if len(parts) > 1 else parts[0]
-        if leaf.shape != expected[entry.path]:
-            raise ValueError(f"tensor {' + '.join(entry.names).format(i=i)!r} has shape {leaf.shape}, the config asks for "
-                             f"{expected[entry.path]}")
         return np.ascontiguousarray(leaf, dtype=dtype)
 
     tree: dict[str, Any] = {}
@@ -150,7 +157,6 @@ def assemble(config: ModelConfig, names: set[str], get: Callable[[str], np.ndarr
 
 def disassemble(config: ModelConfig, params: dict[str, Any]) -> Iterator[tuple[str, np.ndarray]]:
     """(name, array) of every Hugging Face tensor of the parameter tree."""
-    rows = {"qkv": [config.num_heads * config.head_dim] + 2 * [config.num_kv_heads * config.head_dim]}
     for entry in table(config):
         node = params
         for key in entry.path:
@@ -158,6 +164,6 @@ def disassemble(config: ModelConfig, params: dict[str, Any]) -> Iterator[tuple[s
         for i in range(config.num_layers) if entry.per_layer else (None,):
             leaf = np.asarray(node if i is None else node[i])
             leaf = leaf.T if entry.transposed else leaf
-            cuts = np.cumsum(rows[entry.path[-2]])[:-1] if len(entry.names) > 1 else []
+            cuts = np.cumsum(_part_rows(config, entry, leaf.shape[0]))[:-1]
             for name, part in zip(entry.names, np.split(leaf, cuts)):
                 yield name.format(i=i), np.ascontiguousarray(part)

@@ -1,0 +1,244 @@
+"""Prompts in, text out: what the command line, the notebooks and scripts call.
+
+    lm = parallax.LanguageModel.load("smollm2-135m")
+    run = lm.generate(["Rewrite this: ..."], method="prompt_lookup", chat=True)
+    print(run.completions[0].text, run.tokens_per_forward)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from parallax import zoo
+from parallax.checkpoint import Checkpoint
+from parallax.decoding import loop, make_decoder, make_sampler
+from parallax.decoding.base import DecodeState, StepInfo
+from parallax.models import Model
+
+_STEPS_PER_LOOK = 8          # steps between two looks of the host, where it has to look (stop strings, text as it comes)
+
+
+@dataclasses.dataclass(frozen=True)
+class Completion:
+    """One prompt's result. `ids` end with the end-of-text token if there was one; `text` has neither that nor the stop
+    string. `finish`: `eos`, `stop` (a stop string) or `length`."""
+
+    prompt_ids: tuple[int, ...]
+    ids: tuple[int, ...]
+    text: str
+    finish: str
+    target_forwards: int
+    accepted: int
+    proposed: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """All completions and where the time went, in seconds. Compile time is never part of the others."""
+
+    method: str
+    guarantee: str
+    completions: tuple[Completion, ...]
+    prefill: float
+    decode: float
+    compile: float
+
+    @property
+    def tokens(self) -> int:
+        return sum(len(c.ids) for c in self.completions)
+
+    @property
+    def target_forwards(self) -> int:
+        """Target forwards per sequence, summed over sequences."""
+        return sum(c.target_forwards for c in self.completions)
+
+    @property
+    def tokens_per_forward(self) -> float:
+        return self.tokens / max(self.target_forwards, 1)
+
+    @property
+    def acceptance(self) -> float | None:
+        """Accepted / proposed draft tokens; None for a method that proposes none."""
+        proposed = sum(c.proposed for c in self.completions)
+        return sum(c.accepted for c in self.completions) / proposed if proposed else None
+
+
+class LanguageModel:
+    """A model on the device with its tokenizer, and the programs compiled for it."""
+
+    def __init__(self, checkpoint: Checkpoint):
+        self.model = Model(checkpoint.config)
+        self.tokenizer = checkpoint.tokenizer
+        self.eos_ids = checkpoint.eos_ids
+        self.params = {"target": jax.tree.map(jnp.asarray, checkpoint.params)}
+        self._programs: dict[Any, Any] = {}
+
+    @classmethod
+    def load(cls, name: str, *, dtype: str | None = None, scan_layers: bool = False) -> "LanguageModel":
+        """From a zoo name, a Hugging Face folder, a GGUF file or a Hub id.
+
+        dtype: None takes float32 on CPU, where XLA's bfloat16 matrix-vector product is 8 times slower, else the
+        checkpoint's own.
+        """
+        if dtype is None and jax.default_backend() == "cpu":
+            dtype = "float32"
+        return cls(zoo.load(name, dtype=dtype, scan_layers=scan_layers))
+
+    def encode(self, prompt: str, *, chat: bool = False, system: str | None = None) -> list[int]:
+        """Token ids of a prompt; with `chat`, of a user message in the model's chat template."""
+        if not prompt:
+            raise ValueError("the prompt is empty: give it at least one character")
+        if self.tokenizer is None:
+            raise ValueError("this checkpoint has no tokenizer: give token ids, or add its tokenizer.json")
+        if not chat:
+            return self.tokenizer.encode(prompt)
+        messages = [{"role": "system", "content": system}] if system else []
+        text = self.tokenizer.chat([*messages, {"role": "user", "content": prompt}])
+        return self.tokenizer.encode(text, special=False)
+
+    def generate(self, prompts: Sequence[str | Sequence[int]], *, method: str = "prompt_lookup",
+                 options: dict[str, Any] | None = None, max_new_tokens: int = 128, temperature: float = 0.0,
+                 top_k: int | None = None, top_p: float | None = None, min_p: float | None = None, seed: int = 0,
+                 chat: bool = False, system: str | None = None, stop: Sequence[str] = (), ignore_eos: bool = False,
+                 batch_size: int = 1, on_tokens: Callable[[int, Sequence[int]], None] | None = None) -> Run:
+        """Decodes prompts in batches.
+
+        Args:
+          prompts: texts or token ids.
+          method, options: a key of `decoding.METHODS` and its options.
+          max_new_tokens: per prompt, end of text included.
+          temperature: 0 is greedy. top_k, top_p, min_p: see `decoding.sampling`.
+          seed: with the prompt's index it decides all noise, whatever the batch size and the exact method.
+          chat, system: wrap text prompts in the model's chat template.
+          stop: strings that end a completion; they are left out of its text.
+          ignore_eos: go on at end of text (for measurements).
+          batch_size: prompts decoded together.
+          on_tokens: called with (prompt index, its new ids) as they come.
+
+        Raises:
+          ValueError: bad arguments, before anything is compiled.
+          FloatingPointError: logits that are not numbers.
+        """
+        for name, value in (("max_new_tokens", max_new_tokens), ("batch_size", batch_size)):
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        if not prompts:
+            raise ValueError("there are no prompts: give at least one")
+        if any(not text for text in stop):
+            raise ValueError("a stop string is empty: give it at least one character")
+        if stop and self.tokenizer is None:
+            raise ValueError("stop strings need a tokenizer and this checkpoint has none")
+        decoder = make_decoder(method, self.model, sampler=make_sampler(temperature, top_k, top_p, min_p),
+                               eos=() if ignore_eos else self.eos_ids, **(options or {}))
+        rows = [self.encode(p, chat=chat, system=system) if isinstance(p, str) else list(p) for p in prompts]
+        longest = self.model.config.max_positions
+        for i, row in enumerate(rows):
+            if not row:
+                raise ValueError(f"prompt {i} is empty: decoding starts from at least one token")
+            if len(row) + max_new_tokens > longest:
+                raise ValueError(f"prompt {i} has {len(row)} tokens and max_new_tokens={max_new_tokens}, together more than "
+                                 f"the model's {longest} positions: shorten one of them")
+        key = jax.random.key(seed)
+        done: list[Completion] = []
+        seconds = np.zeros(3)
+        for first in range(0, len(rows), batch_size):
+            batch = rows[first:first + batch_size]
+            completions, spent = self._batch(decoder, batch, first, key, max_new_tokens, tuple(stop), on_tokens)
+            done += completions
+            seconds += spent
+        return Run(method, decoder.guarantee, tuple(done), *map(float, seconds))
+
+    def _batch(self, decoder, batch, first, key, max_new_tokens, stop, on_tokens):
+        """(completions, [prefill, decode, compile] seconds) of prompts first, first + 1, ..."""
+        lengths = np.asarray([len(row) for row in batch])
+        width = _bucket(int(lengths.max()))
+        prompt = np.zeros((len(batch), width), np.int32)
+        for i, row in enumerate(batch):
+            prompt[i, :len(row)] = row
+        capacity = width + max_new_tokens
+        inputs = loop.cast(decoder, self.params, prompt, lengths, np.arange(first, first + len(batch)), key,
+                           lengths + max_new_tokens, capacity=capacity)
+        look = stop or on_tokens is not None
+        steps = jnp.int32(_STEPS_PER_LOOK if look else np.iinfo(np.int32).max)
+        prefill, compile_prefill = self._program(loop.prefill, inputs, capacity=capacity)
+        began = time.perf_counter()
+        state = jax.block_until_ready(prefill(inputs))
+        prefilled = time.perf_counter() - began
+        advance, compile_advance = self._program(loop.advance, inputs.decoder, inputs.params, state, steps)
+        decoding = 0.0
+        total = StepInfo(*(np.zeros(len(batch), np.int64) for _ in StepInfo._fields))
+        shown = lengths.copy()
+        while True:
+            began = time.perf_counter()
+            state, info = advance(inputs.decoder, inputs.params, state, steps)
+            finished = np.asarray(state.done)
+            decoding += time.perf_counter() - began
+            loop.check_finite(info)
+            total = jax.tree.map(lambda a, b: a + np.asarray(b), total, info)
+            if look:
+                state, shown = self._look(state, lengths, shown, first, stop, on_tokens)
+                finished = np.asarray(state.done)
+            if finished.all():
+                break
+        tokens, ends = np.asarray(state.tokens), np.asarray(state.length)
+        completions = [self._completion(decoder, batch[i], tokens[i, lengths[i]:ends[i]], stop,
+                                        jax.tree.map(lambda x, i=i: int(x[i]), total)) for i in range(len(batch))]
+        return completions, (prefilled, decoding, compile_prefill + compile_advance)
+
+    def _look(self, state: DecodeState, lengths, shown, first, stop, on_tokens):
+        """Ends rows whose text holds a stop string; hands new tokens on."""
+        tokens, ends = np.asarray(state.tokens), np.asarray(state.length)
+        stopped = np.zeros(len(ends), bool)
+        for i, end in enumerate(ends):
+            new = tokens[i, lengths[i]:end]
+            cut = self._stop_at(new, stop)
+            stopped[i] = cut is not None
+            if on_tokens is not None and cut is None and end > shown[i]:
+                on_tokens(first + i, tokens[i, shown[i]:end].tolist())
+        return state._replace(done=state.done | jnp.asarray(stopped)), ends
+
+    def _stop_at(self, ids: np.ndarray, stop: tuple[str, ...]) -> int | None:
+        """How many of `ids` it takes until a stop string is there; None if it is not."""
+        def holds(count):
+            text = self.tokenizer.decode(ids[:count].tolist())
+            return any(s in text for s in stop)
+
+        if not stop or not holds(len(ids)):
+            return None
+        low, high = 0, len(ids)                        # holds(high) is true, holds(low) false
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if holds(middle) else (middle, high)
+        return high
+
+    def _completion(self, decoder, prompt, new, stop, info: StepInfo) -> Completion:
+        cut = self._stop_at(new, stop)
+        ids = tuple(int(t) for t in (new if cut is None else new[:cut]))
+        text = self.tokenizer.decode(list(ids)) if self.tokenizer is not None else ""
+        finish = "eos" if ids and ids[-1] in decoder.eos else "length"
+        if cut is not None:
+            text = text[:min(text.find(s) for s in stop if s in text)]
+            finish = "stop"
+        return Completion(tuple(prompt), ids, text, finish, info.target_forwards, info.accepted, info.proposed)
+
+    def _program(self, function, *args, **static):
+        """(compiled function, seconds spent compiling): compiled once per structure and shape, timed apart."""
+        leaves, structure = jax.tree.flatten(args)
+        key = (function, tuple(static.items()), structure, tuple((x.shape, str(x.dtype)) for x in leaves))
+        if key in self._programs:
+            return self._programs[key], 0.0
+        began = time.perf_counter()
+        self._programs[key] = function.lower(*args, **static).compile()
+        return self._programs[key], time.perf_counter() - began
+
+
+def _bucket(length: int) -> int:
+    """Prompt slots: a power of two from 16, so that prompts of similar length share one program."""
+    return max(16, 1 << (length - 1).bit_length())
