@@ -1,0 +1,28 @@
+"""The default decode config: what `python -m parallax.decode` runs where no flag and no config file says otherwise."""
+
+from __future__ import annotations
+
+import ml_collections
+
+from parallax.decoding import options_of
+
+
+def get_config(method: str = "prompt_lookup") -> ml_collections.ConfigDict:
+    """A locked config for `method`. `options` are the method's own, the rest is common to all."""
+    config = ml_collections.ConfigDict()
+    config.model = "smollm2-135m"
+    config.method = method
+    config.options = ml_collections.ConfigDict(options_of(method))
+
+    config.chat = False                 # wrap the prompt in the model's chat template
+    config.system = ""                  # system message of the chat; empty: the template's own
+    config.max_new_tokens = 256         # per prompt, end of text included
+    config.batch_size = 1               # prompts decoded together
+    config.stop = ()                    # strings that end a completion
+
+    config.temperature = 0.0            # 0 is greedy
+    config.top_k = 0                    # 0 keeps all
+    config.top_p = 1.0                  # 1 keeps all
+    config.min_p = 0.0                  # 0 keeps all
+    config.seed = 0                     # decides all noise, whatever the batch
+    return config.lock()
