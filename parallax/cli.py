@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 
-from absl import app, flags
+from absl import app, flags, logging
 
 
 def run(main: Callable[[list[str]], int | None]) -> None:
@@ -26,6 +26,7 @@ def run(main: Callable[[list[str]], int | None]) -> None:
         except (ValueError, OSError, FloatingPointError) as error:      # FileNotFoundError is an OSError
             fail(error)
 
+    logging.set_verbosity(logging.WARNING)          # not what backends JAX looked for
     app.run(guarded, flags_parser=_parse)
 
 
@@ -41,6 +42,8 @@ def with_config(argv: Sequence[str], folder: str, default: Callable[[str | None]
     `--config NAME` may be a path, or the bare name of a file in `folder` below the working directory, each with a
     `:variant`. Without one, `default(value of --method)` is put in front.
     """
+    if _asks_for_help(argv):                        # answers at once: a config brings jax
+        return list(argv)
     result, found = [argv[0]], False
     rest = list(argv[1:])
     while rest:
@@ -65,27 +68,37 @@ def _find_config(name: str, folder: str) -> str:
     for candidate in (path, f"{folder}/{path}.py"):
         if pathlib.Path(candidate).is_file():
             return candidate + colon + variant
-    from parallax.models.config import nearest
     known = sorted(file.stem for file in pathlib.Path(folder).glob("*.py"))
-    fail(f"there is no config {path!r}: expected a .py file" + (f" or one of {', '.join(known)}{nearest(path, known)}"
-                                                               if known else ""))
+    names = f" or one of {', '.join(known)}{_nearest(path, known)}" if known else ""
+    fail(f"there is no config {path!r}: expected a .py file{names}")
 
 
 def _parse(argv: Sequence[str]) -> list[str]:
-    # Imports below are late because they bring jax, and --help should answer at once.
     try:
         return app.parse_flags_with_usage(argv) if _asks_for_help(argv) else flags.FLAGS(argv)
     except flags.UnrecognizedFlagError as error:
-        from parallax.models.config import nearest
-        name = error.flagname
-        key = name.removeprefix("config.")
-        if name.startswith("config.") and "config" in flags.FLAGS:
-            known = _config_keys(flags.FLAGS["config"].value)
-            fail(f"the config has no key {key!r}{nearest(key, known)}; keys: {', '.join(known)}")
-        fail(f"unknown flag --{name}{nearest(name, list(flags.FLAGS))}; --help lists them")
+        fail(f"unknown flag --{error.flagname}{_nearest(error.flagname, list(flags.FLAGS))}; --help lists them")
     except flags.Error as error:
         text = re.sub(r"\('(.*?)', .*\)", r"\1", str(error))     # absl prints some errors as tuples
         fail(text.removeprefix("flag ") + "; --help lists the flags")
+    except (AttributeError, KeyError) as error:      # how config_flags says that there is no such key
+        _explain_override(argv)
+        raise error
+    except (ValueError, SyntaxError, ImportError) as error:
+        fail(f"the config cannot be read: {error}")
+
+
+def _explain_override(argv: Sequence[str]) -> None:
+    """Names the first override of a key that the config does not have, and the nearest that it has."""
+    known = _config_keys(flags.FLAGS["config"].value)
+    for name in re.findall(r"(?m)^--?config\.([\w.]+)", "\n".join(argv)):
+        if name not in known:
+            fail(f"the config has no key {name!r}{_nearest(name, known)}; it has {', '.join(known)}")
+
+
+def _nearest(name: str, known: Sequence[str]) -> str:
+    from parallax.models.config import nearest      # late: it brings jax, and --help should answer at once
+    return nearest(name, known)
 
 
 def _config_keys(config, prefix: str = "") -> list[str]:

@@ -5,30 +5,35 @@ from __future__ import annotations
 import dataclasses
 import os
 import pathlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from parallax.generate import Run
 
 
-def table(runs: Iterable[Run], reference: Run | None = None) -> Any:
-    """A rich table of runs over the same prompts. With a reference run: whether tokens are equal, and the speedup."""
+def table(runs: Sequence[Run], reference: Run | None = None) -> Any:
+    """A rich table, one column per run over the same prompts. With a reference run: equality of tokens, and speedup."""
     from rich.table import Table
 
-    columns = ["method", "guarantee", "tokens", "forwards", "tokens/forward", "acceptance", "prefill s", "decode s",
-               "ms/token", "compile s"]
+    rows = {
+        "guarantee": lambda r: r.guarantee,
+        "tokens": lambda r: str(r.tokens),
+        "target forwards": lambda r: str(r.target_forwards),
+        "tokens per forward": lambda r: f"{r.tokens_per_forward:.2f}",
+        "acceptance": lambda r: "-" if r.acceptance is None else f"{r.acceptance:.0%}",
+        "prefill": lambda r: f"{r.prefill:.2f} s",
+        "decode": lambda r: f"{r.decode:.2f} s",
+        "ms per token": lambda r: f"{1e3 * r.decode / r.tokens:.1f}",
+        "compile": lambda r: f"{r.compile:.1f} s",
+    }
     if reference is not None:
-        columns += ["speedup", "tokens equal"]
-    result = Table(*columns)
-    for column in result.columns[2:]:
+        rows["speedup (decode)"] = lambda r: f"{reference.decode / r.decode:.2f}x"
+        rows["tokens equal"] = lambda r: equality(r, reference)
+    result = Table("", *(run.method for run in runs))
+    for column in result.columns[1:]:
         column.justify = "right"
-    for run in runs:
-        cells = [run.method, run.guarantee, str(run.tokens), str(run.target_forwards), f"{run.tokens_per_forward:.2f}",
-                 "-" if run.acceptance is None else f"{run.acceptance:.0%}", f"{run.prefill:.2f}", f"{run.decode:.2f}",
-                 f"{1e3 * run.decode / run.tokens:.1f}", f"{run.compile:.1f}"]
-        if reference is not None:
-            cells += [f"{reference.decode / run.decode:.2f}x", equality(run, reference)]
-        result.add_row(*cells)
+    for name, cell in rows.items():
+        result.add_row(name, *(cell(run) for run in runs))
     return result
 
 

@@ -1,0 +1,130 @@
+"""What `python -m parallax.decode` does once its flags are parsed."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from rich.console import Console
+from rich.table import Table
+from tqdm import tqdm
+
+from parallax import prompts as prompt_files
+from parallax import report, zoo
+from parallax.decoding import METHODS, method
+from parallax.decoding.sampling import make_sampler
+from parallax.generate import LanguageModel, Run
+from parallax.tokenizer import TextStream
+
+
+def decode(config: Any, given: dict[str, Any], flags: Any) -> None:
+    """Reads the prompts, streams the completions to stdout, and ends with a table on stderr.
+
+    Args:
+      config: the resolved decode config.
+      given: settings from flags, which win over the config.
+      flags: prompt, prompts, output, overwrite, compare.
+
+    Raises:
+      ValueError: bad input, before the model is loaded wherever possible.
+    """
+    console = Console(stderr=True)
+    if given.get("method") == "help":
+        console.print(_methods())
+        return
+    settings = {**config.to_dict(), **given}
+    method(settings["method"])
+    if settings["method"] != config.method:
+        raise ValueError(f"--method {settings['method']} contradicts the config, which is for {config.method}: give one of "
+                         "the two")
+    make_sampler(settings["temperature"], settings["top_k"], settings["top_p"], settings["min_p"])
+    output = report.check_writable(flags.output, flags.overwrite) if flags.output else None
+    texts = _prompts(flags)
+    if texts is None:
+        texts = [prompt_files.EDITING]
+        settings["chat"] = True
+    compare = sys.stdout.isatty() if flags.compare is None else flags.compare
+    _use_compile_cache()
+    model = LanguageModel.load(settings.pop("model"))
+    name, options = settings.pop("method"), settings.pop("options")
+    settings = {key: value or None if key in ("system", "top_k", "min_p") else value for key, value in settings.items()}
+    run = _show(model, texts, {**settings, "method": name, "options": options})
+    runs, reference = [run], None
+    if compare and name != "autoregressive":
+        with console.status("plain decoding, for comparison"):
+            reference = model.generate(texts, **settings, method="autoregressive", on_tokens=lambda *_: None)
+        runs.append(reference)
+    if output is not None:
+        rows = report.records(run, texts, {**settings, "options": options})
+        report.write_atomically(output, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    console.print(report.table(runs, reference))
+
+
+def _show(model: LanguageModel, texts: Sequence[str], settings: dict[str, Any]) -> Run:
+    """Generates, with the text on stdout as it comes (prompts decoded together follow one another when done)."""
+    alone = settings["batch_size"] == 1
+    streams = [TextStream(model.tokenizer) for _ in texts]
+    bar = tqdm(total=len(texts), unit="prompt", disable=len(texts) == 1 or not sys.stderr.isatty(), leave=False)
+    current = -1
+
+    def on_tokens(i: int, ids: Sequence[int]) -> None:
+        nonlocal current
+        if i != current:
+            if current >= 0:
+                print(streams[current].flush() + "\n")
+                bar.update()
+            current = i
+            if len(texts) > 1:
+                print(f"--- prompt {i + 1} of {len(texts)}")
+        print(streams[i].push(ids), end="", flush=True)
+
+    with bar:
+        run = model.generate(texts, **settings, on_tokens=on_tokens if alone and not settings["stop"] else None)
+    if current >= 0:
+        print(streams[current].flush(), flush=True)
+        return run
+    for i, completion in enumerate(run.completions):
+        print((f"--- prompt {i + 1} of {len(texts)}\n" if len(texts) > 1 else "") + completion.text, flush=True)
+    return run
+
+
+def _prompts(flags: Any) -> list[str] | None:
+    """From --prompt, --prompts or standard input; None if there is none of them."""
+    if flags.prompt is not None and flags.prompts is not None:
+        raise ValueError("both --prompt and --prompts were given: give one of the two")
+    if flags.prompts is not None:
+        return prompt_files.read(flags.prompts)
+    if flags.prompt is not None:
+        if not flags.prompt:
+            raise ValueError("the prompt is empty: give it at least one character")
+        return [flags.prompt]
+    kind = os.fstat(sys.stdin.fileno()).st_mode if sys.stdin is not None else 0
+    if not (stat.S_ISFIFO(kind) or stat.S_ISREG(kind)):
+        return None
+    print("reading the prompt from standard input", file=sys.stderr)
+    try:
+        text = sys.stdin.buffer.read().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"standard input is not UTF-8 text (byte {error.start}): convert it first") from None
+    if not text.strip():
+        raise ValueError("standard input is empty: pipe a prompt in, or give --prompt or --prompts")
+    return [text]
+
+
+def _use_compile_cache() -> None:
+    """Compiled programs are kept between runs, unless the user configured JAX's cache otherwise."""
+    if jax.config.jax_compilation_cache_dir is None:
+        jax.config.update("jax_compilation_cache_dir", str(zoo.cache() / "compiled"))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+
+
+def _methods() -> Table:
+    table = Table("method", "what it does", "source")
+    for name, entry in METHODS.items():
+        table.add_row(name, entry.summary, entry.source)
+    return table
