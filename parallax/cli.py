@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pathlib
 import re
+import runpy
 import sys
 from collections.abc import Callable, Sequence
 
@@ -79,18 +80,20 @@ def _parse(argv: Sequence[str]) -> list[str]:
     except flags.UnrecognizedFlagError as error:
         fail(f"unknown flag --{error.flagname}{_nearest(error.flagname, list(flags.FLAGS))}; --help lists them")
     except flags.Error as error:
-        text = re.sub(r"\('(.*?)', .*\)", r"\1", str(error))     # absl prints some errors as tuples
+        text = str(error)
+        if "Error whilst parsing config file" in text:              # with a traceback, whose last line says it
+            fail(f"the config cannot be read: {text.strip().splitlines()[-1]}")
+        text = re.sub(r"\('(.*?)', .*\)", r"\1", text)             # absl prints some errors as tuples
         fail(text.removeprefix("flag ") + "; --help lists the flags")
     except (AttributeError, KeyError) as error:      # how config_flags says that there is no such key
         _explain_override(argv)
         raise error
-    except (ValueError, SyntaxError, ImportError) as error:
-        fail(f"the config cannot be read: {error}")
 
 
 def _explain_override(argv: Sequence[str]) -> None:
     """Names the first override of a key that the config does not have, and the nearest that it has."""
-    known = _config_keys(flags.FLAGS["config"].value)
+    path, _, variant = argv[1].removeprefix("--config=").partition(":")
+    known = _config_keys(runpy.run_path(path)["get_config"](*filter(None, [variant])))
     for name in re.findall(r"(?m)^--?config\.([\w.]+)", "\n".join(argv)):
         if name not in known:
             fail(f"the config has no key {name!r}{_nearest(name, known)}; it has {', '.join(known)}")

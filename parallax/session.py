@@ -16,9 +16,10 @@ from tqdm import tqdm
 
 from parallax import prompts as prompt_files
 from parallax import report, zoo
-from parallax.decoding import METHODS, method
+from parallax.decoding import METHODS, defaults, method
 from parallax.decoding.sampling import make_sampler
 from parallax.generate import LanguageModel, Run
+from parallax.models.config import nearest
 from parallax.tokenizer import TextStream
 
 
@@ -37,11 +38,7 @@ def decode(config: Any, given: dict[str, Any], flags: Any) -> None:
     if given.get("method") == "help":
         console.print(_methods())
         return
-    settings = {**config.to_dict(), **given}
-    method(settings["method"])
-    if settings["method"] != config.method:
-        raise ValueError(f"--method {settings['method']} contradicts the config, which is for {config.method}: give one of "
-                         "the two")
+    settings = _settings(config, given)
     make_sampler(settings["temperature"], settings["top_k"], settings["top_p"], settings["min_p"])
     output = report.check_writable(flags.output, flags.overwrite) if flags.output else None
     texts = _prompts(flags)
@@ -63,6 +60,19 @@ def decode(config: Any, given: dict[str, Any], flags: Any) -> None:
         rows = report.records(run, texts, {**settings, "options": options})
         report.write_atomically(output, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
     console.print(report.table(runs, reference))
+
+
+def _settings(config: Any, given: dict[str, Any]) -> dict[str, Any]:
+    """The defaults, the config over them, and the flags over both; every key is known."""
+    chosen = config.get("method", "prompt_lookup")
+    if given.get("method", chosen) != chosen:
+        raise ValueError(f"--method {given['method']} contradicts the config, which is for {chosen}: give one of the two")
+    method(chosen)
+    base = defaults.get_config(chosen).to_dict()
+    for key in config:
+        if key not in base:
+            raise ValueError(f"the config has an unknown key {key!r}{nearest(key, base)}; known: {', '.join(base)}")
+    return {**base, **config.to_dict(), **given}
 
 
 def _show(model: LanguageModel, texts: Sequence[str], settings: dict[str, Any]) -> Run:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import ml_collections
 
-from parallax.decoding import options_of
+from parallax.decoding import METHODS, options_of
 
 
 def get_config(method: str = "prompt_lookup") -> ml_collections.ConfigDict:
-    """A locked config for `method`. `options` are the method's own, the rest is common to all."""
+    """A locked config for `method`. `options` are the method's own, the rest is common to all.
+
+    An unknown method is not refused here but where it is used, with a message that lists the known ones.
+    """
     config = ml_collections.ConfigDict()
     config.model = "smollm2-135m"
     config.method = method
-    config.options = ml_collections.ConfigDict(options_of(method))
+    config.options = ml_collections.ConfigDict(options_of(method) if method in METHODS else {})
 
     config.chat = False                 # wrap the prompt in the model's chat template
     config.system = ""                  # system message of the chat; empty: the template's own
