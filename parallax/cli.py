@@ -41,7 +41,7 @@ def with_config(argv: Sequence[str], folder: str, default: Callable[[str | None]
     """The command line with a `--config` that config_flags can open, in front of its overrides.
 
     `--config NAME` may be a path, or the bare name of a file in `folder` below the working directory, each with a
-    `:variant`. Without one, `default(value of --method)` is put in front.
+    `:variant`. Without one, `default(value of --method or --config.method)` is put in front.
     """
     if _asks_for_help(argv):                        # answers at once: a config brings jax
         return list(argv)
@@ -58,9 +58,9 @@ def with_config(argv: Sequence[str], folder: str, default: Callable[[str | None]
         result.insert(1, "--config=" + _find_config(match[1] if match[1] is not None else rest.pop(0), folder))
         found = True
     if not found:
-        given = " ".join(result)
-        method = re.search(r"(?:^| )--?method[= ](\S+)", given)
-        result.insert(1, "--config=" + default(method[1] if method else None))
+        given = [re.fullmatch(r"--?(?:config\.)?method(?:=(.*))?", word) for word in result]
+        methods = [match[1] or following for match, following in zip(given, [*result[1:], ""]) if match]
+        result.insert(1, "--config=" + default(methods[-1] if methods else None))
     return result
 
 

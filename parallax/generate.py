@@ -129,7 +129,10 @@ class LanguageModel:
         for name, value in (("max_new_tokens", max_new_tokens), ("batch_size", batch_size)):
             if value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
-        if not prompts:
+        for name, value in (("prompts", prompts), ("stop", stop)):
+            if isinstance(value, str):                       # a sequence too: of one-character strings
+                raise ValueError(f"{name} must be a list of strings, got the string {value[:40]!r}: put it in a list")
+        if not len(prompts):
             raise ValueError("there are no prompts: give at least one")
         if any(not text for text in stop):
             raise ValueError("a stop string is empty: give it at least one character")
@@ -138,10 +141,13 @@ class LanguageModel:
         decoder = make_decoder(method, self.model, sampler=make_sampler(temperature, top_k, top_p, min_p),
                                eos=() if ignore_eos else self.eos_ids, **(options or {}))
         rows = [self.encode(p, chat=chat, system=system) if isinstance(p, str) else list(p) for p in prompts]
-        longest = self.model.config.max_positions
+        longest, vocabulary = self.model.config.max_positions, self.model.config.vocab_size
         for i, row in enumerate(rows):
             if not row:
                 raise ValueError(f"prompt {i} is empty: decoding starts from at least one token")
+            if not 0 <= min(row) <= max(row) < vocabulary:
+                wrong = next(token for token in row if not 0 <= token < vocabulary)
+                raise ValueError(f"prompt {i} holds token {wrong}, the model's vocabulary is 0 to {vocabulary - 1}")
             if len(row) + max_new_tokens > longest:
                 raise ValueError(f"prompt {i} has {len(row)} tokens and max_new_tokens={max_new_tokens}, together more than "
                                  f"the model's {longest} positions: shorten one of them")
@@ -158,7 +164,8 @@ class LanguageModel:
     def _batch(self, decoder, batch, first, key, max_new_tokens, stop, on_tokens):
         """(completions, [prefill, decode, compile] seconds) of prompts first, first + 1, ..."""
         lengths = np.asarray([len(row) for row in batch])
-        width = _bucket(int(lengths.max()))
+        # Learned positions end with the table: there a bucket may not go beyond what the longest allowed prompt needs.
+        width = min(_bucket(int(lengths.max())), self.model.config.max_positions - max_new_tokens)
         prompt = np.zeros((len(batch), width), np.int32)
         for i, row in enumerate(batch):
             prompt[i, :len(row)] = row
@@ -200,8 +207,8 @@ class LanguageModel:
             new = tokens[i, lengths[i]:end]
             cut = self._stop_at(new, stop)
             stopped[i] = cut is not None
-            if on_tokens is not None and cut is None and end > shown[i]:
-                on_tokens(first + i, tokens[i, shown[i]:end].tolist())
+            if on_tokens is not None and end > shown[i]:
+                on_tokens(first + i, tokens[i, shown[i]:end if cut is None else lengths[i] + cut].tolist())
         return state._replace(done=state.done | jnp.asarray(stopped)), ends
 
     def _stop_at(self, ids: np.ndarray, stop: tuple[str, ...]) -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import pathlib
+import zlib
 
 from parallax.models.config import nearest
 
@@ -46,16 +47,16 @@ def read(path: str) -> list[str]:
         raise ValueError(f"there is no prompt file {path!r}: give a text or .jsonl file")
     try:
         raw = file.read_bytes()
-        text = (gzip.decompress(raw) if file.suffix == ".gz" else raw).decode("utf-8")
+        text = (gzip.decompress(raw) if file.suffix == ".gz" else raw).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8 text (byte {error.start}): convert it first") from None
-    except (gzip.BadGzipFile, EOFError):
+    except (gzip.BadGzipFile, EOFError, zlib.error):
         raise ValueError(f"{path} is not a whole gzip file") from None
     if not text.strip():
         raise ValueError(f"{path} is empty: it must hold at least one prompt")
     if not path.removesuffix(".gz").endswith((".jsonl", ".json")):
         return [text]
-    return [_prompt(line, f"{path}:{i}") for i, line in enumerate(text.splitlines(), 1) if line.strip()]
+    return [_prompt(line, f"{path}:{i}") for i, line in enumerate(text.split("\n"), 1) if line.strip()]
 
 
 def _prompt(line: str, where: str) -> str:

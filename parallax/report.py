@@ -71,7 +71,7 @@ def write_atomically(path: pathlib.Path, text: str) -> None:
     """All of `text` or nothing: written beside the target and renamed."""
     partial = path.with_name(path.name + ".partial")
     try:
-        partial.write_text(text, encoding="utf-8")
+        partial.write_text(text, encoding="utf-8", errors="backslashreplace")      # lone surrogates, as JSON has them
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)

@@ -39,6 +39,7 @@ def decode(config: Any, given: dict[str, Any], flags: Any) -> None:
         console.print(_methods())
         return
     settings = _settings(config, given)
+    name, options = settings.pop("method"), settings.pop("options")
     make_sampler(settings["temperature"], settings["top_k"], settings["top_p"], settings["min_p"])
     output = report.check_writable(flags.output, flags.overwrite) if flags.output else None
     texts = _prompts(flags)
@@ -47,37 +48,57 @@ def decode(config: Any, given: dict[str, Any], flags: Any) -> None:
         settings["chat"] = True
     compare = sys.stdout.isatty() if flags.compare is None else flags.compare
     _use_compile_cache()
-    model = LanguageModel.load(settings.pop("model"))
-    name, options = settings.pop("method"), settings.pop("options")
+    source = settings.pop("model")
+    model = LanguageModel.load(source)
     settings = {key: value or None if key in ("system", "top_k", "min_p") else value for key, value in settings.items()}
     run = _show(model, texts, {**settings, "method": name, "options": options})
     runs, reference = [run], None
     if compare and name != "autoregressive":
         with console.status("plain decoding, for comparison"):
-            reference = model.generate(texts, **settings, method="autoregressive", on_tokens=lambda *_: None)
+            reference = model.generate(texts, **settings, method="autoregressive",
+                                       on_tokens=(lambda *_: None) if _streams(settings) else None)
         runs.append(reference)
     if output is not None:
-        rows = report.records(run, texts, {**settings, "options": options})
+        rows = report.records(run, texts, {"model": source, "options": options, **settings})
         report.write_atomically(output, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
     console.print(report.table(runs, reference))
 
 
 def _settings(config: Any, given: dict[str, Any]) -> dict[str, Any]:
-    """The defaults, the config over them, and the flags over both; every key is known."""
-    chosen = config.get("method", "prompt_lookup")
+    """The defaults, the config over them, and the flags over both; every key is known and has a value of its type."""
+    chosen = config.get("method", given.get("method", "prompt_lookup"))
     if given.get("method", chosen) != chosen:
         raise ValueError(f"--method {given['method']} contradicts the config, which is for {chosen}: give one of the two")
-    method(chosen)
+    drafter = method(chosen).drafter
     base = defaults.get_config(chosen).to_dict()
-    for key in config:
-        if key not in base:
-            raise ValueError(f"the config has an unknown key {key!r}{nearest(key, base)}; known: {', '.join(base)}")
-    return {**base, **config.to_dict(), **given}
+    known = _flat(base)
+    for key, value in _flat(config.to_dict()).items():
+        if key not in known:
+            raise ValueError(f"the config has an unknown key {key!r}{nearest(key, known)}; known: {', '.join(known)}")
+        wanted = type(known[key])
+        if type(value) not in {float: (float, int), tuple: (tuple, list)}.get(wanted, (wanted,)):
+            raise ValueError(f"the config's {key} must be of type {wanted.__name__}, got {value!r}")
+    result = {**base, **config.to_dict(), **given}
+    drafter(**result["options"])                        # checks their values
+    return result
+
+
+def _flat(config: dict[str, Any]) -> dict[str, Any]:
+    """With the method's options as `options.NAME`."""
+    options = config.get("options", {})
+    if not isinstance(options, dict):
+        raise ValueError(f"the config's options must be a ConfigDict, got {options!r}")
+    return {**{key: value for key, value in config.items() if key != "options"},
+            **{f"options.{key}": value for key, value in options.items()}}
+
+
+def _streams(settings: dict[str, Any]) -> bool:
+    """Whether text is shown as it comes; a stop string may be half out before it is one."""
+    return settings["batch_size"] == 1 and not settings["stop"]
 
 
 def _show(model: LanguageModel, texts: Sequence[str], settings: dict[str, Any]) -> Run:
     """Generates, with the text on stdout as it comes (prompts decoded together follow one another when done)."""
-    alone = settings["batch_size"] == 1
     streams = [TextStream(model.tokenizer) for _ in texts]
     bar = tqdm(total=len(texts), unit="prompt", disable=len(texts) == 1 or not sys.stderr.isatty(), leave=False)
     current = -1
@@ -94,7 +115,7 @@ def _show(model: LanguageModel, texts: Sequence[str], settings: dict[str, Any]) 
         print(streams[i].push(ids), end="", flush=True)
 
     with bar:
-        run = model.generate(texts, **settings, on_tokens=on_tokens if alone and not settings["stop"] else None)
+        run = model.generate(texts, **settings, on_tokens=on_tokens if _streams(settings) else None)
     if current >= 0:
         print(streams[current].flush(), flush=True)
         return run
@@ -116,7 +137,8 @@ def _prompts(flags: Any) -> list[str] | None:
     kind = os.fstat(sys.stdin.fileno()).st_mode if sys.stdin is not None else 0
     if not (stat.S_ISFIFO(kind) or stat.S_ISREG(kind)):
         return None
-    print("reading the prompt from standard input", file=sys.stderr)
+    if sys.stderr.isatty():
+        print("reading the prompt from standard input", file=sys.stderr)
     try:
         text = sys.stdin.buffer.read().decode("utf-8")
     except UnicodeDecodeError as error:

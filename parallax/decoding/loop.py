@@ -52,7 +52,7 @@ def decode(decoder: Decoder, params: Params, prompt, prompt_length, row_ids, key
       FloatingPointError: the model gave logits that are not numbers.
     """
     inputs = cast(decoder, params, prompt, prompt_length, row_ids, key, limit, capacity=capacity)
-    result = _decode(inputs, capacity)
+    result = run(inputs, capacity)
     check_finite(result.info)
     return result
 
@@ -88,7 +88,8 @@ def advance(decoder: Decoder, params: Params, state: DecodeState, steps) -> tupl
 
 
 @functools.partial(jax.jit, static_argnames="capacity")
-def _decode(inputs: Inputs, capacity: int) -> Result:
+def run(inputs: Inputs, capacity: int) -> Result:
+    """Prefill and all steps, for arguments that went through `cast`."""
     state, info = _loop(inputs.decoder, inputs.params, prefill(inputs, capacity), jnp.iinfo(jnp.int32).max)
     return Result(state.tokens, state.length, inputs.prompt_length, info)
 

@@ -1,0 +1,14 @@
+"""What one needs to test a decoding method of one's own: tiny models, oracles with known answers, and the invariants.
+
+    from parallax import testing
+    case = testing.Case.tiny()
+    testing.check_all(my_decoder, case)        # built on case.model
+"""
+
+from parallax.testing.invariants import CHECKS, Case, check_all
+from parallax.testing.oracle import MarkovModel, OracleDrafter, markov_law, sample_many
+from parallax.testing.reference import reference_decode
+from parallax.testing.tiny import tiny_config, tiny_model
+
+__all__ = ["CHECKS", "Case", "MarkovModel", "OracleDrafter", "check_all", "markov_law", "reference_decode", "sample_many",
+           "tiny_config", "tiny_model"]

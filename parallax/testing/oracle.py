@@ -1,0 +1,111 @@
+"""Targets and drafters whose right answers are known in advance.
+
+B sequences, T block rows or tree nodes, V vocabulary, N token slots.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from parallax.decoding import loop
+from parallax.decoding.base import Decoder, Draft, policy, static
+from parallax.decoding.tree import Shape
+from parallax.models import KV, Block, Cache, Model, Output
+from parallax.testing.tiny import tiny_config
+
+
+@dataclasses.dataclass(frozen=True)
+class MarkovModel(Model):
+    """A target whose next token depends on the current one alone: params["table"] [V, V] are its logits.
+
+    With it the law of every continuation can be written down (`markov_law`), so a decoder's output can be tested
+    against the exact law through the real compiled loop.
+    """
+
+    @classmethod
+    def create(cls, table: Float[np.ndarray, "V V"]) -> tuple[MarkovModel, dict]:
+        """(model, parameters) of a table of logits."""
+        model = cls(tiny_config(vocab_size=len(table), hidden_size=len(table), num_layers=1, num_heads=1, num_kv_heads=1,
+                                head_dim=2))
+        return model, {"table": jnp.asarray(table, jnp.float32)}
+
+    def embed(self, params, tokens):
+        return params["table"][tokens]
+
+    def forward(self, params, block: Block, cache: Cache, *, context=None, layers=(0, None)) -> Output:
+        batch, rows = block.tokens.shape
+        hidden = self.embed(params, block.tokens)
+        empty = (jnp.zeros((batch, rows, 1, self.config.head_dim)),)
+        return Output(hidden, jnp.zeros((batch, rows, 0, hidden.shape[-1])), KV(empty, empty, block.positions))
+
+    def unembed(self, params, hidden):
+        return hidden
+
+
+def markov_law(probabilities: Float[np.ndarray, "V V"], first: int, length: int) -> Float[np.ndarray, "outcomes"]:
+    """Probability of every continuation of `length` tokens behind token `first`, in base-V order."""
+    size = len(probabilities)
+    law = probabilities[first]
+    for _ in range(length - 1):
+        last = np.arange(len(law)) % size
+        law = (law[:, None] * probabilities[last]).reshape(-1)
+    return law
+
+
+def sample_many(decoder: Decoder, params, prompt: list[int], new_tokens: int, draws: int, seed: int = 0) -> np.ndarray:
+    """`draws` independent continuations [draws, new_tokens] of one prompt, each through the compiled loop."""
+    capacity = len(prompt) + new_tokens
+    inputs = loop.cast(decoder, params, [prompt], len(prompt), None, seed, capacity, capacity=capacity)
+
+    def one(row):
+        return loop.run(inputs._replace(row_ids=row[None]), capacity).tokens[0, len(prompt):]
+
+    return np.asarray(jax.jit(jax.vmap(one))(jnp.arange(draws)))
+
+
+@policy
+class OracleDrafter:
+    """Drafts from the right answer: params["draft"] [B, N] holds the target's own tokens.
+
+    Attributes:
+      shape: the tree.
+      right: per depth, whether the right token is among the siblings; the sibling that has it changes from position to
+        position. So the number of accepted tokens of every step is known.
+    """
+
+    shape: Shape = static()
+    right: tuple[bool, ...] = static(default=())
+
+    @property
+    def depth(self) -> int:
+        return self.shape.depth
+
+    @functools.cached_property
+    def _siblings(self) -> tuple[int, ...]:
+        """How many children each node's parent has."""
+        parents = self.shape.parents
+        return tuple(parents[1:].count(parent) for parent in parents)
+
+    def init(self, params, ctx, prompt, prompt_length):
+        return ()
+
+    def propose(self, params: Int[Array, "B N"], own, ctx):
+        size = ctx.model.config.vocab_size
+        columns = [jnp.take_along_axis(ctx.tokens, ctx.length[:, None] - 1, 1)]
+        for node in range(1, len(self.shape.parents)):
+            depth, rank, siblings = self.shape.depths[node], self.shape.ranks[node], self._siblings[node]
+            position = ctx.length + depth - 1
+            token = jnp.take_along_axis(params, jnp.minimum(position, params.shape[1] - 1)[:, None], 1)
+            place = position[:, None] % siblings if self.right[depth - 1] else -1
+            columns.append((token + rank - place) % size)
+        tokens = jnp.concatenate(columns, 1)
+        return Draft(tokens, self.shape.parents, jnp.ones_like(tokens, bool), depth=self.depth), own
+
+    def observe(self, params, own, advance, step, ctx):
+        return own
