@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 import re
 import runpy
 import sys
 from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 from absl import app, flags, logging
 
@@ -17,7 +19,9 @@ def run(main: Callable[[list[str]], int | None]) -> None:
 
     def guarded(argv: list[str]) -> int | None:
         try:
-            return main(argv)
+            status = main(argv)
+            sys.stdout.flush()
+            return status
         except BrokenPipeError:                     # the reader of our output went away, as in `... | head`
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 1
@@ -31,7 +35,7 @@ def run(main: Callable[[list[str]], int | None]) -> None:
     app.run(guarded, flags_parser=_parse)
 
 
-def fail(error: object) -> None:
+def fail(error: object) -> NoReturn:
     """Ends the process with one line on stderr."""
     print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
     sys.exit(2)
@@ -75,8 +79,10 @@ def _find_config(name: str, folder: str) -> str:
 
 
 def _parse(argv: Sequence[str]) -> list[str]:
+    if _asks_for_help(argv):
+        return app.parse_flags_with_usage(argv)
     try:
-        return app.parse_flags_with_usage(argv) if _asks_for_help(argv) else flags.FLAGS(argv)
+        rest = flags.FLAGS(argv)
     except flags.UnrecognizedFlagError as error:
         fail(f"unknown flag --{error.flagname}{_nearest(error.flagname, list(flags.FLAGS))}; --help lists them")
     except flags.Error as error:
@@ -85,22 +91,39 @@ def _parse(argv: Sequence[str]) -> list[str]:
             fail(f"the config cannot be read: {text.strip().splitlines()[-1]}")
         text = re.sub(r"\('(.*?)', .*\)", r"\1", text)             # absl prints some errors as tuples
         fail(text.removeprefix("flag ") + "; --help lists the flags")
-    except (AttributeError, KeyError) as error:      # how config_flags says that there is no such key
-        _explain_override(argv)
-        raise error
+    except Exception as error:                      # the config file is a program, and so are its overrides
+        if "config" not in flags.FLAGS:
+            raise
+        _explain_config(argv, error)
+    if "config" in flags.FLAGS and not hasattr(flags.FLAGS.config, "copy_and_resolve_references"):
+        fail(f"{_config_path(argv)[0]}: get_config() must return a ConfigDict, got {flags.FLAGS.config!r}")
+    return rest
 
 
-def _explain_override(argv: Sequence[str]) -> None:
-    """Names the first override of a key that the config does not have, and the nearest that it has."""
+def _config_path(argv: Sequence[str]) -> tuple[str, str]:
+    """(path, variant) of the config that `with_config` put in front."""
     path, _, variant = argv[1].removeprefix("--config=").partition(":")
-    known = _config_keys(runpy.run_path(path)["get_config"](*filter(None, [variant])))
+    return path, variant
+
+
+def _explain_config(argv: Sequence[str], error: Exception) -> NoReturn:
+    """Names the key that the config does not have, in the file or in an override, and the nearest that it has."""
+    path, variant = _config_path(argv)
+    known = []
+    with contextlib.suppress(Exception):            # the config itself may be what is wrong
+        known = _config_keys(runpy.run_path(path)["get_config"](*filter(None, [variant])))
     for name in re.findall(r"(?m)^--?config\.([\w.]+)", "\n".join(argv)):
-        if name not in known:
-            fail(f"the config has no key {name!r}{_nearest(name, known)}; it has {', '.join(known)}")
+        if known and name not in known:
+            fail(f"the config has no key {name!r}: expected one of {', '.join(known)}{_nearest(name, known)}")
+    locked = re.match(r"['\"]*Key \\*['\"](.+?)\\*['\"] does not exist", str(error))
+    if locked:                                      # the message goes on with all of the config
+        close = re.search(r"Did you mean \\*['\"](.+?)\\*['\"] instead", str(error))
+        fail(f"{path}: the config has no key {locked[1]!r}" + (f"; did you mean {close[1]!r}?" if close else ""))
+    fail(f"{path} cannot be read: {type(error).__name__}: {error}")
 
 
 def _nearest(name: str, known: Sequence[str]) -> str:
-    from parallax.models.config import nearest      # late: it brings jax, and --help should answer at once
+    from parallax.models.config import nearest  # late: it brings jax, and --help should answer at once
     return nearest(name, known)
 
 

@@ -49,7 +49,7 @@ def main(argv: list[str]) -> None:
         raise ValueError(f"unexpected argument {argv[1]!r}: give the prompt with --prompt")
     config = flags.FLAGS.config.copy_and_resolve_references()
     given = {name: getattr(flags.FLAGS, name) for name in _SETTINGS if getattr(flags.FLAGS, name) is not None}
-    from parallax import session       # late, with all of jax, so that mistyped flags answer at once
+    from parallax import session  # late, with all of jax, so that mistyped flags answer at once
     session.decode(config, given, flags.FLAGS)
 
 

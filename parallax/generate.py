@@ -22,7 +22,7 @@ from parallax.decoding import loop, make_decoder, make_sampler
 from parallax.decoding.base import DecodeState, StepInfo
 from parallax.models import Model
 
-_STEPS_PER_LOOK = 8          # steps between two looks of the host, where it has to look (stop strings, text as it comes)
+_STEPS_PER_LOOK = 8          # steps between two looks of the host, where it has to look (stop strings, streaming)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,6 +129,8 @@ class LanguageModel:
         for name, value in (("max_new_tokens", max_new_tokens), ("batch_size", batch_size)):
             if value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
+        if not -2**31 <= seed < 2**32:                       # JAX would drop the upper bits
+            raise ValueError(f"seed must be a number of 32 bits, got {seed}")
         for name, value in (("prompts", prompts), ("stop", stop)):
             if isinstance(value, str):                       # a sequence too: of one-character strings
                 raise ValueError(f"{name} must be a list of strings, got the string {value[:40]!r}: put it in a list")
@@ -149,8 +151,8 @@ class LanguageModel:
                 wrong = next(token for token in row if not 0 <= token < vocabulary)
                 raise ValueError(f"prompt {i} holds token {wrong}, the model's vocabulary is 0 to {vocabulary - 1}")
             if len(row) + max_new_tokens > longest:
-                raise ValueError(f"prompt {i} has {len(row)} tokens and max_new_tokens={max_new_tokens}, together more than "
-                                 f"the model's {longest} positions: shorten one of them")
+                raise ValueError(f"prompt {i} has {len(row)} tokens and max_new_tokens={max_new_tokens}, together more "
+                                 f"than the model's {longest} positions: shorten one of them")
         key = jax.random.key(seed)
         done: list[Completion] = []
         seconds = np.zeros(3)

@@ -12,8 +12,8 @@ from parallax.models.config import nearest
 # The field that holds the prompt, per layout: our own and HumanEval, GSM8K, MT-bench and Spec-Bench (first turn).
 _FIELDS = ("prompt", "question", "turns", "text")
 
-EDITING = '''Rename the function `total` to `sum_of_prices` and the argument `items` to `prices` everywhere in this code. \
-Answer with the changed code only.
+EDITING = '''Rename the function `total` to `sum_of_prices` and the argument `items` to `prices` everywhere in this \
+code. Answer with the changed code only.
 
 ```python
 def total(items):

@@ -68,15 +68,16 @@ def _settings(config: Any, given: dict[str, Any]) -> dict[str, Any]:
     """The defaults, the config over them, and the flags over both; every key is known and has a value of its type."""
     chosen = config.get("method", given.get("method", "prompt_lookup"))
     if given.get("method", chosen) != chosen:
-        raise ValueError(f"--method {given['method']} contradicts the config, which is for {chosen}: give one of the two")
+        raise ValueError(f"--method {given['method']} contradicts the config, which is for {chosen}: give only one")
     drafter = method(chosen).drafter
     base = defaults.get_config(chosen).to_dict()
     known = _flat(base)
     for key, value in _flat(config.to_dict()).items():
         if key not in known:
-            raise ValueError(f"the config has an unknown key {key!r}{nearest(key, known)}; known: {', '.join(known)}")
+            raise ValueError(f"the config has no key {key!r}: expected one of {', '.join(known)}{nearest(key, known)}")
         wanted = type(known[key])
-        if type(value) not in {float: (float, int), tuple: (tuple, list)}.get(wanted, (wanted,)):
+        fitting = {float: (float, int), tuple: (tuple, list)}.get(wanted, (wanted,))
+        if known[key] is not None and type(value) not in fitting:
             raise ValueError(f"the config's {key} must be of type {wanted.__name__}, got {value!r}")
     result = {**base, **config.to_dict(), **given}
     drafter(**result["options"])                        # checks their values

@@ -2,7 +2,7 @@
 
 For editing, summarising, code and other work that repeats its input.
 
-    python -m parallax.decode --config configs/decode/prompt_lookup.py --compare
+    python -m parallax.decode --config prompt_lookup --compare
 
 Two CPU cores, SmolLM2-135M: EDITFIGURE
 `:smoke` decodes 16 tokens.

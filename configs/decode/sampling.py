@@ -1,6 +1,6 @@
 """Seeded sampling with prompt lookup: the same text as plain decoding with the same seed, token for token.
 
-    python -m parallax.decode --config configs/decode/sampling.py --compare
+    python -m parallax.decode --config sampling --compare
 
 About as fast as plain sampling on free text, faster where the text repeats; TPF between 1 and the greedy one.
 `:smoke` decodes 16 tokens.

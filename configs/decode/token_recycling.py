@@ -2,7 +2,7 @@
 
 For any text; needs neither training nor a repetitive prompt.
 
-    python -m parallax.decode --config configs/decode/token_recycling.py --chat --prompt "Why is the sky blue?" --compare
+    python -m parallax.decode --config token_recycling --chat --prompt "Why is the sky blue?" --compare
 
 Two CPU cores, SmolLM2-135M: RECYCLEFIGURE
 `:smoke` decodes 16 tokens.

@@ -17,9 +17,9 @@ from parallax.decoding.tree import Shape
 from parallax.decoding.verify import Follow
 from parallax.models.config import nearest
 
-__all__ = ["METHODS", "Decoder", "DecodeState", "Draft", "Follow", "Greedy", "Method", "Nothing", "PromptLookup", "Result",
-           "Sample", "Shape", "Speculative", "StepInfo", "TokenRecycling", "decode", "make_decoder", "make_sampler",
-           "options_of", "stream"]
+__all__ = ["DecodeState", "Decoder", "Draft", "Follow", "Greedy", "METHODS", "Method", "Nothing", "PromptLookup",
+           "Result", "Sample", "Shape", "Speculative", "StepInfo", "TokenRecycling", "decode",
+           "make_decoder", "make_sampler", "options_of", "stream"]
 
 
 @dataclasses.dataclass(frozen=True)

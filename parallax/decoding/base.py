@@ -21,7 +21,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from parallax.models.cache import Block, Cache, Output
 from parallax.models.transformer import Model
 
-Params = dict[str, Any]          # {"target": parameters of the model, "draft": parameters of the drafter, if it has any}
+Params = dict[str, Any]          # {"target": of the model, "draft": of the drafter, if it has any}
 Guarantee = Literal["exact", "distribution", "stepwise", "lossy"]
 GUARANTEES = ("lossy", "stepwise", "distribution", "exact")      # weakest first; a decoder has that of its weakest part
 
@@ -102,7 +102,7 @@ class Draft:
 
 class Verdict(NamedTuple):
     """path [B, K]: accepted nodes, root first; count [B]: how many of them (accepted drafts + 1); next [B]: the token
-    behind the last of them; node [B]: that last node; targets [B, T]: the target's token at every node, if one was drawn.
+    behind the last of them; node [B]: that last node; targets [B, T]: the target's token at every node, if drawn.
     """
 
     path: Int[Array, "B K"]

@@ -148,8 +148,8 @@ def check_finite(info: StepInfo) -> None:
     """Raises FloatingPointError if a step had logits that are not numbers."""
     failed = np.flatnonzero(np.asarray(info.failed))
     if failed.size:
-        raise FloatingPointError(f"the model gave logits that are not finite numbers for sequence {failed[0]}: check the "
-                                 "weights, or use float32")
+        raise FloatingPointError(f"the model gave logits that are not finite numbers for sequence {failed[0]}: check "
+                                 "the weights, or use float32")
 
 
 def _leaf(value: Any) -> jax.Array:

@@ -28,14 +28,29 @@ def noise_target(keys: Key[Array, "B"], position: Int[Array, "B"], size: int) ->
     return jax.vmap(lambda key, p: jax.random.gumbel(jax.random.fold_in(key, p), (size,)))(keys, position)
 
 
+def argmax(values: Float[Array, "*lead V"]) -> Int[Array, "*lead"]:
+    """`jnp.argmax` over the vocabulary, lowest index of equals, in two steps.
+
+    First the maximum of each stretch of 256, then the place within the best one: XLA's CPU code vectorises a maximum
+    but not an argmax (8 rows of 49152 on one core: 0.1 against 0.9 ms).
+    """
+    size = values.shape[-1]
+    stretches = -(-size // 256)
+    padded = jnp.pad(values, [(0, 0)] * (values.ndim - 1) + [(0, stretches * 256 - size)], constant_values=-jnp.inf)
+    padded = padded.reshape(*values.shape[:-1], stretches, 256)
+    best = jnp.argmax(padded.max(-1), -1)
+    within = jnp.argmax(jnp.take_along_axis(padded, best[..., None, None], -2)[..., 0, :], -1)
+    return (best * 256 + within).astype(jnp.int32)
+
+
 @policy
 class Greedy:
     """The most likely token; of equals, the lowest id."""
 
     def draw(self, logits: Float[Array, "B T V"], keys: Key[Array, "B"], start: Int[Array, "B"],
              offsets: Int[Array, "T"] | Int[Array, "B T"], depth: int) -> Int[Array, "B T"]:
-        """Tokens after nodes that lie `offsets` (at most `depth`) behind the pending token; `start` is its position + 1."""
-        return jnp.argmax(logits, -1).astype(jnp.int32)
+        """Tokens after nodes that lie `offsets` (at most `depth`) behind the pending token, which is at `start` - 1."""
+        return argmax(logits)
 
 
 @policy
@@ -56,7 +71,8 @@ class Sample:
 
     def warp(self, logits: Float[Array, "*lead V"]) -> Float[Array, "*lead V"]:
         """Log-probabilities up to a constant; dropped tokens are -inf."""
-        logits = logits / self.temperature
+        # From the maximum down, so that a low temperature neither overflows nor rounds the noise away.
+        logits = (logits - logits.max(-1, keepdims=True)) / self.temperature
         if self.top_k:
             kth = lax.top_k(logits, min(self.top_k, logits.shape[-1]))[0][..., -1:]
             logits = jnp.where(logits >= kth, logits, -jnp.inf)
@@ -73,7 +89,7 @@ class Sample:
         noise = jnp.stack([noise_target(keys, start + d, size) for d in range(depth + 1)], 1)
         offsets = jnp.broadcast_to(offsets, logits.shape[:2])
         noise = jnp.take_along_axis(noise, offsets[..., None], 1)
-        return jnp.argmax(self.warp(logits) + noise, -1).astype(jnp.int32)
+        return argmax(self.warp(logits) + noise)
 
 
 Sampler = Greedy | Sample
@@ -84,15 +100,17 @@ def _top_p_threshold(logits, top_p):
     ordered = -jnp.sort(-logits, -1)
     share = jax.nn.softmax(ordered, -1)
     inside = jnp.cumsum(share, -1) - share < top_p
-    return jnp.where(inside, ordered, jnp.inf).min(-1, keepdims=True)
+    return jnp.minimum(jnp.where(inside, ordered, jnp.inf).min(-1, keepdims=True), ordered[..., :1])
 
 
 def make_sampler(temperature: float = 0.0, top_k: int | None = None, top_p: float | None = None,
                  min_p: float | None = None) -> Sampler:
-    """`Greedy` for temperature 0, else `Sample`; settings that keep everything are left out of the program.
+    """`Greedy` for temperature 0, which no warper changes, else `Sample`.
+
+    Settings that keep everything are left out of the program.
 
     Raises:
-      ValueError: a setting outside its range, or a warper without a temperature.
+      ValueError: a setting outside its range.
     """
     if not temperature >= 0:
         raise ValueError(f"temperature must be 0 (greedy) or positive, got {temperature}")

@@ -12,8 +12,19 @@ import jax.numpy as jnp
 from jax import lax
 
 from parallax.decoding import tree
-from parallax.decoding.base import (Advance, Context, DecodeState, Drafter, Guarantee, Params, Step, StepInfo, Verifier,
-                                    policy, static)
+from parallax.decoding.base import (
+    Advance,
+    Context,
+    DecodeState,
+    Drafter,
+    Guarantee,
+    Params,
+    Step,
+    StepInfo,
+    Verifier,
+    policy,
+    static,
+)
 from parallax.decoding.drafters import Nothing
 from parallax.decoding.verify import Follow
 from parallax.models.cache import Block, commit
@@ -47,7 +58,8 @@ class Speculative:
         config = self.model.config
         if config.alignment != "shifted" or config.visibility != "causal":
             raise ValueError("speculative decoding needs a causal model whose row i predicts token i + 1 (alignment "
-                             f"'shifted', visibility 'causal'); this one has {config.alignment!r} and {config.visibility!r}")
+                             f"'shifted', visibility 'causal'); this one has {config.alignment!r} and "
+                             f"{config.visibility!r}")
 
     def init(self, params: Params, prompt, prompt_length, keys, limit, capacity: int) -> DecodeState:
         batch, width = prompt.shape

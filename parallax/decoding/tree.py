@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Int
 
 from parallax.decoding.base import Draft, Verdict
 from parallax.models.cache import Block

@@ -18,10 +18,11 @@ from parallax.decoding.sampling import Greedy, Sampler
 class Follow:
     """Sample and follow: draw the target's token at every node, and walk down while the tree has it.
 
-    With `Greedy` this is greedy verification. It emits the target's own tokens whatever the draft is, so it is exact for
-    every drafter and tree; with noise keyed by position it gives the very tokens of seeded plain decoding. It accepts
-    less than rejection sampling when the draft is itself sampled. Source: the naive baseline of MCSD (arXiv:2401.06706)
-    and the rule of DFlash; one draw per node, never one per path, which would not be lossless.
+    With `Greedy` this is greedy verification. It emits the target's own tokens whatever the draft is, so it is
+    exact for every drafter and tree; with noise keyed by position it gives the very tokens of seeded plain
+    decoding. It accepts less than rejection sampling when the draft is itself sampled. Source: the naive
+    baseline of MCSD (arXiv:2401.06706) and the rule of DFlash; one draw per node, never one per path, which
+    would not be lossless.
     """
 
     sampler: Sampler = Greedy()

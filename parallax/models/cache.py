@@ -76,8 +76,13 @@ def commit(cache: Cache, kv: KV, rows: Int[Array, "B K"], count: Int[Array, "B"]
     `dynamic_update_slice` clamps its start, so the capacity must be at least the longest final length plus K.
     One slice update per sequence in a Python loop is the only form that stays in place on CPU and TPU alike; a
     scatter or a vmapped update copies the whole cache.
+
+    Raises:
+      ValueError: the block has another number of layers than the cache.
     """
     batch = rows.shape[0]
+    if len(kv.k) != len(cache.k):
+        raise ValueError(f"cannot commit keys and values of {len(kv.k)} layers to a cache of {len(cache.k)}")
 
     def chosen(block, b):                                     # [B, T, Hkv, D] -> [Hkv, K, D]
         return block[b][rows[b]].swapaxes(0, 1)

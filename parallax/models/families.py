@@ -19,8 +19,9 @@ _ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh
 
 # Keys that do not change what a forward computes.
 _HARMLESS = frozenset("""
-    _name_or_path architectures attention_dropout attn_pdrop auto_map bos_token_id cache_implementation chunk_size_feed_forward
-    decoder_start_token_id dtype embd_pdrop eos_token_id finetuning_task forced_bos_token_id forced_eos_token_id id2label
+    _name_or_path architectures attention_dropout attn_pdrop auto_map bos_token_id cache_implementation
+    chunk_size_feed_forward decoder_start_token_id dtype embd_pdrop eos_token_id finetuning_task
+    forced_bos_token_id forced_eos_token_id id2label
     initializer_range is_llama_config keys_to_ignore_at_inference label2id max_length min_length model_type n_ctx
     output_attentions output_hidden_states output_scores pad_token_id prefix pretraining_tp problem_type
     resid_pdrop return_dict return_dict_in_generate sep_token_id summary_activation summary_first_dropout
@@ -166,7 +167,8 @@ def _scaling(values: dict[str, Any] | None) -> RopeScaling | None:
                              high_freq_factor=float(keys.take("high_freq_factor")),
                              original_max_positions=int(keys.take("original_max_position_embeddings")))
     else:
-        raise ValueError(f"config.json has rope_type={kind!r}, which is not supported (supported: default, linear, llama3)")
+        raise ValueError(f"config.json has rope_type={kind!r}, which is not supported (supported: default, linear, "
+                         "llama3)")
     keys.finish()
     return result
 

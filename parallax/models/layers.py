@@ -1,6 +1,7 @@
 """The linen modules of one transformer layer.
 
-E hidden size, N = B * T rows of the block (and some columns to `fill` up), H query heads, Hkv key/value heads, G = H / Hkv, D head size, F MLP width.
+E hidden size, N = B * T rows of the block (and some columns to `fill` up), H query heads, Hkv key/value heads,
+G = H / Hkv, D head size, F MLP width.
 
 Activations are feature-major, [E, N], and weights [out, in], so every product is `w @ x`. XLA's CPU library runs
 that form 1.5 times faster than `x @ w.T` for blocks of 4 to 16 rows; other backends choose layouts themselves.
@@ -74,7 +75,7 @@ def fill(x: Float[Array, "I N"]) -> Float[Array, "I M"]:
     """Adds zero columns until 5 to 15 columns are 8 or 16. What they become is never read.
 
     XLA's CPU library multiplies by 8 columns in less time than by 5, and by 16 in less than by 9 (SmolLM2-135M's
-    products, two cores, ms: 4 columns 24, 5 35, 8 28, 9 43, 15 52, 16 37); elsewhere tiles are at least that wide anyway.
+    products, two cores, ms: 4 columns 24, 5 35, 8 28, 9 43, 15 52, 16 37); elsewhere tiles are at least that wide.
     """
     columns = x.shape[1]
     wanted = 8 if 4 < columns < 8 else 16 if 8 < columns < 16 else columns

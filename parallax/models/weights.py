@@ -17,7 +17,7 @@ Path = tuple[str, ...]
 
 
 class Entry(NamedTuple):
-    """path of the leaf; its tensors' names (`{i}` is the layer), stacked along axis 0; whether they are stored [in, out]."""
+    """A leaf's path; its tensors' names (`{i}` is the layer), stacked along axis 0; whether those are [in, out]."""
 
     path: Path
     names: tuple[str, ...]

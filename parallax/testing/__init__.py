@@ -10,5 +10,5 @@ from parallax.testing.oracle import MarkovModel, OracleDrafter, markov_law, samp
 from parallax.testing.reference import reference_decode
 from parallax.testing.tiny import tiny_config, tiny_model
 
-__all__ = ["CHECKS", "Case", "MarkovModel", "OracleDrafter", "check_all", "markov_law", "reference_decode", "sample_many",
-           "tiny_config", "tiny_model"]
+__all__ = ["CHECKS", "Case", "MarkovModel", "OracleDrafter", "check_all", "markov_law", "reference_decode",
+           "sample_many", "tiny_config", "tiny_model"]

@@ -51,7 +51,8 @@ class Case:
     def capacity(self) -> int:
         return self.width + self.new_tokens
 
-    def inputs(self, decoder: Decoder, rows: Sequence[int] | None = None, limits: Sequence[int] | None = None) -> loop.Inputs:
+    def inputs(self, decoder: Decoder, rows: Sequence[int] | None = None,
+               limits: Sequence[int] | None = None) -> loop.Inputs:
         """Arguments of the loop for some of the prompts (row ids stay theirs), with the longest limits by default."""
         rows = range(len(self.prompts)) if rows is None else rows
         prompt = np.zeros((len(rows), self.width), np.int32)
@@ -66,8 +67,9 @@ class Case:
 
     def reference(self, sampler: Sampler, eos: tuple[int, ...] = ()) -> list[list[int]]:
         """What plain decoding writes, by `reference_decode`."""
-        return [reference_decode(self.model, self.params["target"], prompt, len(prompt) + self.new_tokens, sampler=sampler,
-                                 seed=self.seed, row_id=i, eos=eos) for i, prompt in enumerate(self.prompts)]
+        return [reference_decode(self.model, self.params["target"], prompt, len(prompt) + self.new_tokens,
+                                 sampler=sampler, seed=self.seed, row_id=i, eos=eos)
+                for i, prompt in enumerate(self.prompts)]
 
 
 def texts(result) -> list[list[int]]:
@@ -84,7 +86,7 @@ def check_equals_plain_decoding(decoder: Decoder, case: Case) -> None:
 
 
 def check_every_step(decoder: Decoder, case: Case) -> None:
-    """After prefill and after every step: lengths, counters and zeros are in order, and the cache equals a fresh prefill."""
+    """After prefill and every step: lengths, counters and zeros are in order; the cache equals a fresh prefill."""
     inputs = case.inputs(decoder)
     state = loop.prefill(inputs, case.capacity)
     _check_cache(case, state)
@@ -192,7 +194,7 @@ def _check_cache(case: Case, state) -> None:
         for b, end in enumerate(length):
             wanted = np.asarray(getattr(fresh, name))[:, b, :end].swapaxes(1, 2)
             np.testing.assert_allclose(kept[:, b, :, :end], wanted, atol=2e-4,
-                                       err_msg=f"{name} of row {b} is not what a fresh prefill of {end} tokens computes")
+                                       err_msg=f"{name} of row {b} is not what a fresh prefill of {end} tokens gives")
 
 
 _FRESH: dict = {}
@@ -202,7 +204,8 @@ def _fresh(case: Case, tokens):
     model, size = case.model, tokens.shape[1]
     if (model, tokens.shape) not in _FRESH:
         def forward(params, tokens):
-            block = Block(tokens, jnp.broadcast_to(jnp.arange(size), tokens.shape), jnp.tril(jnp.ones((size, size), bool)))
+            positions = jnp.broadcast_to(jnp.arange(size), tokens.shape)
+            block = Block(tokens, positions, jnp.tril(jnp.ones((size, size), bool)))
             kv = model.forward(params, block, model.new_cache(tokens.shape[0], 0)).kv
             return kv._replace(k=jnp.stack(kv.k), v=jnp.stack(kv.v))
         _FRESH[model, tokens.shape] = jax.jit(forward)

@@ -31,7 +31,8 @@ class MarkovModel(Model):
     @classmethod
     def create(cls, table: Float[np.ndarray, "V V"]) -> tuple[MarkovModel, dict]:
         """(model, parameters) of a table of logits."""
-        model = cls(tiny_config(vocab_size=len(table), hidden_size=len(table), num_layers=1, num_heads=1, num_kv_heads=1,
+        size = len(table)
+        model = cls(tiny_config(vocab_size=size, hidden_size=size, num_layers=1, num_heads=1, num_kv_heads=1,
                                 head_dim=2))
         return model, {"table": jnp.asarray(table, jnp.float32)}
 

@@ -15,8 +15,8 @@ from parallax.decoding.sampling import Greedy, Sampler, row_keys
 from parallax.models import Block, Model
 
 
-def reference_decode(model: Model, params, prompt: Sequence[int], limit: int, *, sampler: Sampler = Greedy(), seed: int = 0,
-                     row_id: int = 0, eos: tuple[int, ...] = ()) -> list[int]:
+def reference_decode(model: Model, params, prompt: Sequence[int], limit: int, *, sampler: Sampler = Greedy(),
+                     seed: int = 0, row_id: int = 0, eos: tuple[int, ...] = ()) -> list[int]:
     """The prompt and its continuation up to `limit` tokens or an end-of-text token.
 
     Args:
