@@ -122,5 +122,5 @@ def make_sampler(temperature: float = 0.0, top_k: int | None = None, top_p: floa
         raise ValueError(f"min_p must be in [0, 1], got {min_p}")
     if temperature == 0:
         return Greedy()
-    return Sample(temperature=float(temperature), top_k=int(top_k or 0), top_p=None if top_p in (None, 1) else top_p,
-                  min_p=min_p or None)
+    return Sample(temperature=float(temperature), top_k=int(top_k or 0),
+                  top_p=None if top_p in (None, 1) else float(top_p), min_p=float(min_p) if min_p else None)

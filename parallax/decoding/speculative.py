@@ -139,8 +139,9 @@ class Speculative:
         ends = ends & (index < count[:, None])
         ended = ends.any(1)
         count = jnp.where(ended, jnp.argmax(ends, 1) + 1, count)
-        # The maximum of a row that holds a NaN is NaN.
-        failed = ~state.done & ~jnp.isfinite(logits[:, 0].max(-1))
+        # Two tests: on a CPU the maximum of a wide row passes over a NaN.
+        broken = jnp.isnan(logits[:, 0]).any(-1) | ~jnp.isfinite(logits[:, 0].max(-1))
+        failed = ~state.done & broken
         count = jnp.where(state.done | failed, 0, count).astype(jnp.int32)
         done = state.done | ended | failed | (state.length + count >= state.limit)
         return count, done, failed

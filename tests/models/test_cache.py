@@ -56,8 +56,8 @@ def test_commit_copies_the_chosen_rows_behind_each_length(form, dtype, lengths, 
 @pytest.mark.parametrize("form", ["stacked", "per_layer"])
 @pytest.mark.parametrize("layers", [1, 3])
 def test_commit_refuses_another_number_of_layers(form, layers):
-    with pytest.raises(ValueError, match=f"cache of 2 layers .* block of {layers}"):
-        commit(_cache(form, [0, 0, 0]), _kv(layers=layers), jnp.zeros((BATCH, 1), jnp.int32), jnp.ones(BATCH, jnp.int32))
+    with pytest.raises(ValueError, match=f"{layers} layers to a cache of 2"):
+        commit(_cache(form, [0, 0, 0]), _kv(layers=layers), jnp.zeros((BATCH, 1), int), jnp.ones(BATCH, int))
 
 
 def test_truncate_only_ever_shortens():
@@ -104,7 +104,7 @@ _attend = jax.jit(attend, static_argnames=("layer", "scale", "softcap", "window"
 
 
 @pytest.mark.parametrize("softcap, window", [(None, None), (1.5, None), (None, 70), (1.5, 3)])
-@pytest.mark.parametrize("lengths", [(0, 0), (1, 1), (127, 127), (128, 128), (129, 129), (0, 300), (256, 5), (257, 128)])
+@pytest.mark.parametrize("lengths", [(0, 0), (1, 1), (127, 127), (128, 128), (129, 129), (0, 300), (257, 128)])
 def test_attention_is_a_softmax_over_the_prefix_and_the_visible_rows(lengths, softcap, window):
     stored = _random(2, 2, 2, HEADS, DEEP, SIZE, seed=5)
     cache = Cache(tuple(jnp.asarray(stored[0])), tuple(jnp.asarray(stored[1])), jnp.asarray(lengths, jnp.int32))

@@ -74,5 +74,5 @@ class TokenRecycling:
         same = tokens[:, :, None] == tokens[:, None, :]
         last = jnp.argmax(jnp.where(same & valid[:, None, :], jnp.arange(tokens.shape[1]), -1), -1)
         best = jnp.take_along_axis(best, last[..., None], 1)
-        tokens = jnp.where(advance.count[:, None] > 0, tokens, own.shape[1])    # finished: behind the table, so not written
+        tokens = jnp.where(advance.count[:, None] > 0, tokens, own.shape[1])       # a finished one writes nothing
         return jax.vmap(lambda table, token, row: table.at[token].set(row, mode="drop"))(own, tokens, best)
