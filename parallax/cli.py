@@ -80,7 +80,9 @@ def _find_config(name: str, folder: str) -> str:
 
 def _parse(argv: Sequence[str]) -> list[str]:
     if _asks_for_help(argv):
-        return app.parse_flags_with_usage(argv)
+        with contextlib.suppress(SystemExit):       # absl ends with status 1, as if help were an error
+            app.parse_flags_with_usage(argv)
+        sys.exit(0)
     try:
         rest = flags.FLAGS(argv)
     except flags.UnrecognizedFlagError as error:

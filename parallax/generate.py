@@ -28,7 +28,8 @@ _STEPS_PER_LOOK = 8          # steps between two looks of the host, where it has
 @dataclasses.dataclass(frozen=True)
 class Completion:
     """One prompt's result. `ids` end with the end-of-text token if there was one; `text` has neither that nor the stop
-    string. `finish`: `eos`, `stop` (a stop string) or `length`."""
+    string. `finish`: `eos`, `stop` (a stop string) or `length`. The counters are those of the steps that ran, which may
+    be a few more than it took where the host looks for stop strings only now and then."""
 
     prompt_ids: tuple[int, ...]
     ids: tuple[int, ...]
@@ -107,7 +108,8 @@ class LanguageModel:
                  options: dict[str, Any] | None = None, max_new_tokens: int = 128, temperature: float = 0.0,
                  top_k: int | None = None, top_p: float | None = None, min_p: float | None = None, seed: int = 0,
                  chat: bool = False, system: str | None = None, stop: Sequence[str] = (), ignore_eos: bool = False,
-                 batch_size: int = 1, on_tokens: Callable[[int, Sequence[int]], None] | None = None) -> Run:
+                 batch_size: int = 1, on_tokens: Callable[[int, Sequence[int]], None] | None = None,
+                 on_completion: Callable[[int, Completion], None] | None = None) -> Run:
         """Decodes prompts in batches.
 
         Args:
@@ -121,6 +123,7 @@ class LanguageModel:
           ignore_eos: go on at end of text (for measurements).
           batch_size: prompts decoded together.
           on_tokens: called with (prompt index, its new ids) as they come.
+          on_completion: called with (prompt index, completion) as soon as it is whole.
 
         Raises:
           ValueError: bad arguments, before anything is compiled.
@@ -159,6 +162,9 @@ class LanguageModel:
         for first in range(0, len(rows), batch_size):
             batch = rows[first:first + batch_size]
             completions, spent = self._batch(decoder, batch, first, key, max_new_tokens, tuple(stop), on_tokens)
+            for i, completion in enumerate(completions, first):
+                if on_completion is not None:
+                    on_completion(i, completion)
             done += completions
             seconds += spent
         return Run(method, decoder.guarantee, tuple(done), *map(float, seconds))

@@ -43,7 +43,7 @@ def read(path: str) -> list[str]:
       ValueError: missing, empty, not UTF-8, or a line without a prompt; the line is named.
     """
     file = pathlib.Path(path)
-    if not file.is_file():
+    if not file.exists() or file.is_dir():
         raise ValueError(f"there is no prompt file {path!r}: give a text or .jsonl file")
     try:
         raw = file.read_bytes()

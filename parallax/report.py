@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import pathlib
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Sequence
 from typing import Any
 
-from parallax.generate import Run
+from parallax.generate import Completion, Run
 
 
 def table(runs: Sequence[Run], reference: Run | None = None) -> Any:
@@ -50,28 +52,39 @@ def equality(run: Run, reference: Run) -> str:
     return f"{len(pairs) - len(different)} of {len(pairs)} (prompt {i} differs at token {at})"
 
 
-def records(run: Run, prompts: list[str], settings: dict[str, Any]) -> Iterable[dict[str, Any]]:
-    """One dict per completion, with all that is needed to make it again."""
-    for prompt, completion in zip(prompts, run.completions):
-        yield {"prompt": prompt, **dataclasses.asdict(completion), "method": run.method, "guarantee": run.guarantee,
-               **settings}
+def record(prompt: str, completion: Completion, settings: dict[str, Any]) -> dict[str, Any]:
+    """A completion with all that is needed to make it again."""
+    return {"prompt": prompt, **dataclasses.asdict(completion), **settings}
 
 
-def check_writable(path: str, overwrite: bool) -> pathlib.Path:
-    """Raises ValueError, before any work, if `path` exists and may not be replaced or its folder is missing."""
-    target = pathlib.Path(path)
-    if target.exists() and not overwrite:
-        raise ValueError(f"{path} exists: give another --output or add --overwrite")
-    if target.is_dir() or not target.parent.is_dir():
-        raise ValueError(f"{path} cannot be written: expected a file in an existing folder")
-    return target
+class JsonLines:
+    """A .jsonl file that grows beside its place and takes it when it is whole, so a long run loses nothing.
 
+    Use as a context manager. If the work fails, the rows so far stay in `PATH.partial`, and the error says so; what
+    was at PATH stays as it was. Raises ValueError, before any work, if PATH exists and may not be replaced.
+    """
 
-def write_atomically(path: pathlib.Path, text: str) -> None:
-    """All of `text` or nothing: written beside the target and renamed."""
-    partial = path.with_name(path.name + ".partial")
-    try:
-        partial.write_text(text, encoding="utf-8", errors="backslashreplace")      # lone surrogates, as JSON has them
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
+    def __init__(self, path: str, *, overwrite: bool = False):
+        self.path = pathlib.Path(path)
+        if path and self.path.exists() and not overwrite:
+            raise ValueError(f"{path} exists: give another --output or add --overwrite")
+        if not path or self.path.is_dir() or not self.path.parent.is_dir():
+            raise ValueError(f"{path or repr(path)} cannot be written: expected a file in an existing folder")
+        self._partial = self.path.with_name(self.path.name + ".partial")
+        self._rows = 0
+
+    def write(self, row: dict[str, Any]) -> None:
+        """Adds a line. Lone surrogates, which no file can hold, become JSON escapes."""
+        line = json.dumps(row, ensure_ascii=False) + "\n"
+        with self._partial.open("a" if self._rows else "w", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(line)
+        self._rows += 1
+
+    def __enter__(self) -> JsonLines:
+        return self
+
+    def __exit__(self, kind, error, trace) -> None:
+        if error is None and self._rows:
+            os.replace(self._partial, self.path)
+        elif error is not None and self._rows:
+            print(f"{self._rows} completions are in {self._partial}", file=sys.stderr)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
 import stat
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -16,9 +16,9 @@ from tqdm import tqdm
 
 from parallax import prompts as prompt_files
 from parallax import report, zoo
-from parallax.decoding import METHODS, defaults, method
+from parallax.decoding import METHODS, defaults, make_decoder, method
 from parallax.decoding.sampling import make_sampler
-from parallax.generate import LanguageModel, Run
+from parallax.generate import Completion, LanguageModel, Run
 from parallax.models.config import nearest
 from parallax.tokenizer import TextStream
 
@@ -36,12 +36,14 @@ def decode(config: Any, given: dict[str, Any], flags: Any) -> None:
     """
     console = Console(stderr=True)
     if given.get("method") == "help":
-        console.print(_methods())
+        Console().print(_methods())
         return
     settings = _settings(config, given)
     name, options = settings.pop("method"), settings.pop("options")
     make_sampler(settings["temperature"], settings["top_k"], settings["top_p"], settings["min_p"])
-    output = report.check_writable(flags.output, flags.overwrite) if flags.output else None
+    if settings["system"] and not settings["chat"]:
+        raise ValueError("a system message needs a chat: add --chat")
+    output = report.JsonLines(flags.output, overwrite=flags.overwrite) if flags.output is not None else None
     texts = _prompts(flags)
     if texts is None:
         texts = [prompt_files.EDITING]
@@ -51,16 +53,17 @@ def decode(config: Any, given: dict[str, Any], flags: Any) -> None:
     source = settings.pop("model")
     model = LanguageModel.load(source)
     settings = {key: value or None if key in ("system", "top_k", "min_p") else value for key, value in settings.items()}
-    run = _show(model, texts, {**settings, "method": name, "options": options})
+    with output or contextlib.nullcontext():
+        made_by = {"method": name, "guarantee": make_decoder(name, model.model, **options).guarantee, "model": source,
+                   "options": options, **settings}
+        run = _show(model, texts, {**settings, "method": name, "options": options},
+                    lambda i, done: output and output.write(report.record(texts[i], done, made_by)))
     runs, reference = [run], None
     if compare and name != "autoregressive":
         with console.status("plain decoding, for comparison"):
             reference = model.generate(texts, **settings, method="autoregressive",
                                        on_tokens=(lambda *_: None) if _streams(settings) else None)
         runs.append(reference)
-    if output is not None:
-        rows = report.records(run, texts, {"model": source, "options": options, **settings})
-        report.write_atomically(output, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
     console.print(report.table(runs, reference))
 
 
@@ -98,31 +101,32 @@ def _streams(settings: dict[str, Any]) -> bool:
     return settings["batch_size"] == 1 and not settings["stop"]
 
 
-def _show(model: LanguageModel, texts: Sequence[str], settings: dict[str, Any]) -> Run:
-    """Generates, with the text on stdout as it comes (prompts decoded together follow one another when done)."""
+def _show(model: LanguageModel, texts: Sequence[str], settings: dict[str, Any],
+          keep: Callable[[int, Completion], Any]) -> Run:
+    """Generates, with the text on stdout as it comes (of prompts decoded together, when they are done)."""
+    streaming = _streams(settings)
     streams = [TextStream(model.tokenizer) for _ in texts]
     bar = tqdm(total=len(texts), unit="prompt", disable=len(texts) == 1 or not sys.stderr.isatty(), leave=False)
-    current = -1
+    started = set()
+
+    def title(i: int) -> None:
+        if i not in started and len(texts) > 1:
+            print(f"--- prompt {i + 1} of {len(texts)}")
+        started.add(i)
 
     def on_tokens(i: int, ids: Sequence[int]) -> None:
-        nonlocal current
-        if i != current:
-            if current >= 0:
-                print(streams[current].flush() + "\n")
-                bar.update()
-            current = i
-            if len(texts) > 1:
-                print(f"--- prompt {i + 1} of {len(texts)}")
+        title(i)
         print(streams[i].push(ids), end="", flush=True)
 
+    def on_completion(i: int, completion: Completion) -> None:
+        keep(i, completion)
+        title(i)
+        print(streams[i].flush() if streaming else completion.text, flush=True)
+        bar.update()
+
     with bar:
-        run = model.generate(texts, **settings, on_tokens=on_tokens if _streams(settings) else None)
-    if current >= 0:
-        print(streams[current].flush(), flush=True)
-        return run
-    for i, completion in enumerate(run.completions):
-        print((f"--- prompt {i + 1} of {len(texts)}\n" if len(texts) > 1 else "") + completion.text, flush=True)
-    return run
+        return model.generate(texts, **settings, on_tokens=on_tokens if streaming else None,
+                              on_completion=on_completion)
 
 
 def _prompts(flags: Any) -> list[str] | None:

@@ -165,7 +165,7 @@ def test_jsonl_files_of_the_known_layouts_give_one_completion_per_line(layout, d
     file = tmp_path / "in.jsonl"
     file.write_text(json.dumps(LAYOUTS[layout]) + "\n\n" + json.dumps({"prompt": "a cat"}) + "\n")
     result = decode("--prompts", file, *SHORT)
-    assert result.out == (f"--- prompt 1 of 2\n{expected(PROMPT)}\n\n--- prompt 2 of 2\n{expected('a cat')}\n")
+    assert result.out == (f"--- prompt 1 of 2\n{expected(PROMPT)}\n--- prompt 2 of 2\n{expected('a cat')}\n")
 
 
 def test_prompts_decoded_together_follow_one_another(decode, expected, tmp_path):
@@ -232,7 +232,7 @@ def test_a_failed_run_leaves_the_old_output_alone(decode, tmp_path, monkeypatch)
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(report, "os", types.SimpleNamespace(replace=full))
+    monkeypatch.setattr(report.JsonLines, "write", full)
     result = decode("--prompt", PROMPT, "--output", output, "--overwrite", *SHORT)
     assert result.code == 2 and result.err == "error: [Errno 28] No space left on device\n"
     assert output.read_text() == "mine\n" and os.listdir(tmp_path) == ["out.jsonl"]
@@ -278,7 +278,7 @@ def test_a_config_of_ones_own_needs_only_what_differs(decode, tmp_path):
 
 def test_methods_are_listed_without_a_model(decode):
     result = decode("--method", "help", model=None)
-    assert result.code == 0 and result.out == "" and all(name in result.err for name in METHODS)
+    assert result.code == 0 and result.err == "" and all(name in result.out for name in METHODS)
 
 
 def process(*arguments, cache, stdin="", code=None):

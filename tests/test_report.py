@@ -56,50 +56,55 @@ def test_a_run_is_not_compared_with_itself():
     assert report.equality(one, one) == "-"
 
 
-def test_records_have_what_it_takes_to_make_the_text_again():
-    first, second = report.records(run([5, 6], [7]), ["a", "b"], {"model": "tiny", "seed": 3})
-    assert first == {"prompt": "a", "prompt_ids": (1, 2), "ids": (5, 6), "text": "text", "finish": "length",
-                     "target_forwards": 4, "accepted": 3, "proposed": 8, "method": "prompt_lookup",
-                     "guarantee": "exact", "model": "tiny", "seed": 3}
-    assert second["prompt"] == "b" and second["ids"] == (7,)
+def test_a_record_has_what_it_takes_to_make_the_text_again():
+    completion, = run([5, 6]).completions
+    assert report.record("a", completion, {"model": "tiny", "seed": 3}) == {
+        "prompt": "a", "prompt_ids": (1, 2), "ids": (5, 6), "text": "text", "finish": "length", "target_forwards": 4,
+        "accepted": 3, "proposed": 8, "model": "tiny", "seed": 3}
 
 
 def test_a_path_is_checked_without_touching_it(tmp_path):
     new, old = tmp_path / "new", tmp_path / "old"
     old.write_text("mine")
-    assert report.check_writable(str(new), False) == new and not new.exists()
-    assert report.check_writable(str(old), True) == old and old.read_text() == "mine"
+    with report.JsonLines(str(new)), report.JsonLines(str(old), overwrite=True):
+        assert not new.exists() and old.read_text() == "mine"
     for path, overwrite, message in ((old, False, "exists: give another --output or add --overwrite"),
                                      (tmp_path, True, "cannot be written: expected a file in an existing folder"),
                                      (tmp_path / "none" / "new", False, "cannot be written"),
                                      (old / "new", False, "cannot be written")):
         with pytest.raises(ValueError, match=message):
-            report.check_writable(str(path), overwrite)
+            report.JsonLines(str(path), overwrite=overwrite)
+    with pytest.raises(ValueError, match="'' cannot be written"):
+        report.JsonLines("")
 
 
 def test_a_file_is_replaced_as_a_whole(tmp_path):
-    report.write_atomically(tmp_path / "out", "one é\n")
-    report.write_atomically(tmp_path / "out", "two 日本\n")
-    assert (tmp_path / "out").read_text(encoding="utf-8") == "two 日本\n" and os.listdir(tmp_path) == ["out"]
+    for text in ("one é", "two 日本"):
+        with report.JsonLines(str(tmp_path / "out"), overwrite=True) as file:
+            file.write({"text": text})
+            file.write({})
+    assert (tmp_path / "out").read_text(encoding="utf-8") == '{"text": "two 日本"}\n{}\n'
+    assert os.listdir(tmp_path) == ["out"]
 
 
 def test_what_is_no_text_can_be_written_and_read_back_as_json(tmp_path):
     row = {"prompt": "half a pair: \ud83d, a stray byte: \udcff"}
-    report.write_atomically(tmp_path / "out", json.dumps(row, ensure_ascii=False))
+    with report.JsonLines(str(tmp_path / "out")) as file:
+        file.write(row)
     assert json.loads((tmp_path / "out").read_text(encoding="utf-8")) == row
 
 
-@pytest.mark.parametrize("step", ["write", "rename"])
-def test_a_failure_leaves_neither_half_a_file_nor_the_old_one_changed(step, tmp_path, monkeypatch):
+def test_a_failure_keeps_the_rows_so_far_beside_the_old_file(tmp_path, capsys):
     target = tmp_path / "out"
     target.write_text("mine")
+    with pytest.raises(KeyboardInterrupt), report.JsonLines(str(target), overwrite=True) as file:
+        file.write({"text": "done"})
+        raise KeyboardInterrupt
+    assert target.read_text() == "mine" and (tmp_path / "out.partial").read_text() == '{"text": "done"}\n'
+    assert f"1 completions are in {target}.partial" in capsys.readouterr().err
 
-    def full(path, *rest, **options):
-        if step == "write":
-            path.write_bytes(b"half")
+
+def test_a_failure_before_the_first_row_leaves_nothing(tmp_path):
+    with pytest.raises(OSError), report.JsonLines(str(tmp_path / "out")):
         raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(*((type(target), "write_text") if step == "write" else (report.os, "replace")), full)
-    with pytest.raises(OSError, match="No space left"):
-        report.write_atomically(target, "new")
-    assert target.read_bytes() == b"mine" and os.listdir(tmp_path) == ["out"]
+    assert os.listdir(tmp_path) == []

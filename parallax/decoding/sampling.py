@@ -121,6 +121,8 @@ def make_sampler(temperature: float = 0.0, top_k: int | None = None, top_p: floa
     if min_p is not None and not 0 <= min_p <= 1:
         raise ValueError(f"min_p must be in [0, 1], got {min_p}")
     if temperature == 0:
+        if top_k or top_p not in (None, 1) or min_p:
+            raise ValueError("top_k, top_p and min_p change nothing at temperature 0 (greedy): set a temperature")
         return Greedy()
     return Sample(temperature=float(temperature), top_k=int(top_k or 0),
                   top_p=None if top_p in (None, 1) else float(top_p), min_p=float(min_p) if min_p else None)

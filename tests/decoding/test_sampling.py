@@ -152,7 +152,10 @@ def test_settings_that_keep_everything_are_left_out_of_the_program():
     for keeps_all in (dict(), dict(top_k=0, top_p=1.0, min_p=0.0), dict(top_k=None, top_p=None, min_p=None)):
         assert jax.tree.structure(make_sampler(0.7, **keeps_all)) == bare
     assert make_sampler(0.7, 5, 0.9, 0.1) == Sample(temperature=0.7, top_k=5, top_p=0.9, min_p=0.1)
-    assert make_sampler() == make_sampler(0, 5, 0.9, 0.1) == Greedy()
+    assert make_sampler() == make_sampler(0, 0, 1.0, 0.0) == Greedy()
+    for pointless in (dict(top_k=5), dict(top_p=0.9), dict(min_p=0.1)):
+        with pytest.raises(ValueError, match="change nothing at temperature 0"):
+            make_sampler(0, **pointless)
 
 
 def test_a_token_depends_on_key_row_and_position_alone():

@@ -83,8 +83,11 @@ def test_the_table_after_each_step_of_the_loop_is_that_of_a_plain_simulation(cas
     inputs = case.inputs(decoder, limits=[18, 3, 24])
     state = loop.prefill(inputs, case.capacity)
     assert state.own.shape == (3, case.model.config.vocab_size, 3)
-    assert (np.asarray(state.own) == -1).all()                             # prefill computes no logits
-    tables = np.asarray(state.own).tolist()
+    tables = np.full(state.own.shape, -1).tolist()
+    for table, prompt in zip(tables, case.prompts):
+        for token, following in zip(prompt, prompt[1:]):
+            table[token] = [following, -1, -1]                             # of a repeated token, the last one stays
+    assert np.asarray(state.own).tolist() == tables
     raw = jax.jit(_raw_step)
     while not np.asarray(state.done).all():
         draft, logits = raw(decoder, inputs.params, state)
@@ -107,6 +110,11 @@ def _raw_step(decoder, params, state):
     return draft, decoder.model.unembed(params["target"], out.hidden)
 
 
+def test_the_prompt_is_learned_only_on_request(case):
+    decoder = make_decoder("token_recycling", case.model, nodes=5, max_depth=3, ranks=3, learn_prompt=False)
+    assert (np.asarray(loop.prefill(case.inputs(decoder), case.capacity).own) == -1).all()
+
+
 def test_an_empty_table_drafts_nothing(case):
     drafter = TokenRecycling()
     own = jnp.full((2, VOCAB, drafter.ranks), -1, jnp.int32)
@@ -116,9 +124,9 @@ def test_an_empty_table_drafts_nothing(case):
 
 
 def test_every_option_shapes_the_tree():
-    base = TokenRecycling(nodes=12, max_depth=6, ranks=8)
+    base = TokenRecycling(nodes=7, max_depth=6, ranks=8)
     assert base == TokenRecycling()
-    assert len(base.shape.parents) == 13 and base.depth == base.shape.depth <= 6
+    assert len(base.shape.parents) == 8 and base.depth == base.shape.depth <= 6
     assert len(dataclasses.replace(base, nodes=30).shape.parents) == 31
     assert dataclasses.replace(base, nodes=30, max_depth=2).depth == 2
     assert max(dataclasses.replace(base, nodes=30, ranks=3).shape.ranks) == 2

@@ -69,7 +69,7 @@ class PromptLookup:
         for back in range(self.max_ngram):
             wanted = jnp.take_along_axis(tokens, jnp.maximum(length - 1 - back, 0)[:, None], 1)
             here = jnp.roll(tokens, back, 1)                                               # here[i] = tokens[i - back]
-            running = running & (here == wanted) & (index >= back) & (length[:, None] > back)
+            running = running & (here == wanted) & (index >= back)
             matched = matched + running
         order = index if self.prefer == "last" else tokens.shape[1] - 1 - index
         score = jnp.where(matched >= self.min_ngram, matched * tokens.shape[1] + order, -1)
