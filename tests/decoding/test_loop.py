@@ -75,7 +75,7 @@ def test_unknown_methods_and_options_are_answered_with_the_known_ones():
         make_decoder("autoregressive", MODEL, nodes=3)
     with pytest.raises(ValueError, match="unknown method"):
         options_of("nothing")
-    assert options_of("token_recycling") == dict(nodes=12, max_depth=6, ranks=8)
+    assert options_of("token_recycling") == dict(nodes=7, max_depth=6, ranks=8, learn_prompt=True)
 
 
 @pytest.mark.parametrize("broken", [[0, np.nan, 0, 0, 0], [np.nan] * SIZE, [0, 0, np.inf, 0, 0], [-np.inf] * SIZE])
