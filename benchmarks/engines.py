@@ -27,8 +27,7 @@ class Parallax:
         self.forwards = 0
 
     def run(self, ids, new_tokens):
-        run = self.lm.generate([ids], method=self.method, options=self.options, max_new_tokens=new_tokens,
-                               ignore_eos=True)
+        run = self.lm.generate([ids], method=self.method, options=self.options, max_new_tokens=new_tokens)
         self.forwards = run.target_forwards
         return list(run.completions[0].ids), 1e3 * run.decode / run.tokens
 
@@ -38,11 +37,11 @@ class Transformers:
 
     name = "transformers"
 
-    def __init__(self, folder: str, threads: int = 2):
+    def __init__(self, folder: str, eos: tuple[int, ...], threads: int = 2):
         import torch
         from transformers import AutoModelForCausalLM
         torch.set_num_threads(threads)
-        self.torch = torch
+        self.torch, self.eos = torch, list(eos)
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
     def run(self, ids, new_tokens):
@@ -52,7 +51,7 @@ class Transformers:
         x = self.torch.tensor([ids])
         with self.torch.no_grad():
             out = self.model.generate(x, attention_mask=self.torch.ones_like(x), max_new_tokens=count,
-                                      do_sample=False, pad_token_id=0, eos_token_id=None)
+                                      do_sample=False, pad_token_id=0, eos_token_id=self.eos)
         return out[0, len(ids):].tolist()
 
 
@@ -61,8 +60,9 @@ class LlamaCpp:
 
     name = "llama.cpp"
 
-    def __init__(self, gguf: str, threads: int = 2):
+    def __init__(self, gguf: str, eos: tuple[int, ...], threads: int = 2):
         from llama_cpp import Llama
+        self.eos = eos
         self.model = Llama(gguf, n_ctx=2048, n_threads=threads, n_threads_batch=threads, verbose=False)
 
     def run(self, ids, new_tokens):
@@ -73,7 +73,7 @@ class LlamaCpp:
         out = []
         for token in self.model.generate(ids, temp=0.0, top_k=1, repeat_penalty=1.0):
             out.append(token)
-            if len(out) == count:
+            if len(out) == count or token in self.eos:
                 return out
         return out
 
@@ -85,14 +85,14 @@ def _difference(generate, ids, count):
     first = time.perf_counter() - began
     began = time.perf_counter()
     out = generate(ids, count)
-    return out, 1e3 * (time.perf_counter() - began - first) / (count - 1)
+    return out, 1e3 * (time.perf_counter() - began - first) / max(len(out) - 1, 1)
 
 
 def engines(lm: LanguageModel, model: str, gguf: str | None, with_transformers: bool) -> list[Engine]:
     """The baselines that were asked for."""
     found: list[Engine] = []
     if with_transformers:
-        found.append(Transformers(str(zoo.resolve(model))))
+        found.append(Transformers(str(zoo.resolve(model)), lm.eos_ids))
     if gguf:
-        found.append(LlamaCpp(gguf))
+        found.append(LlamaCpp(gguf, lm.eos_ids))
     return found

@@ -41,7 +41,7 @@ class Checkpoint(NamedTuple):
 
 
 def load(source: str | Path, *, dtype: str | None = None, scan_layers: bool = False,
-         tokenizer: bool = True) -> Checkpoint:
+         tokenizer: bool = True, put: Callable[[np.ndarray], Any] = np.asarray) -> Checkpoint:
     """Reads a checkpoint, one tensor at a time.
 
     Args:
@@ -49,6 +49,7 @@ def load(source: str | Path, *, dtype: str | None = None, scan_layers: bool = Fa
       dtype: `float32` or `bfloat16`; by default what the checkpoint has, float32 for float16 and quantised ones.
       scan_layers: stacks the leaves of the layers, as scanned layers want them, instead of tuples of arrays.
       tokenizer: whether to read the tokenizer too.
+      put: takes each leaf to where it shall live as soon as it is read (`jnp.asarray`: to the device).
 
     Raises:
       FileNotFoundError: a file is missing.
@@ -63,9 +64,9 @@ def load(source: str | Path, *, dtype: str | None = None, scan_layers: bool = Fa
             raise ValueError(f"{source} holds {len(found)} .gguf files: pass one of them, such as {found[0]}")
         source = found[0] if found else source
     if source.suffix == ".gguf":
-        result = _load_gguf(source, dtype, tokenizer)
+        result = _load_gguf(source, dtype, tokenizer, np.asarray if scan_layers else put)
     elif source.is_dir():
-        result = _load_folder(source, dtype, tokenizer)
+        result = _load_folder(source, dtype, tokenizer, np.asarray if scan_layers else put)
     elif not source.exists():
         raise FileNotFoundError(f"{source} not found: expected a Hugging Face folder or a .gguf file")
     else:
@@ -76,13 +77,15 @@ def load(source: str | Path, *, dtype: str | None = None, scan_layers: bool = Fa
             raise ValueError(f"{source} names the end token {i}, but the vocabulary has {result.config.vocab_size} "
                              "tokens")
     if scan_layers:
-        layers = jax.tree_util.tree_map(np.stack, result.params["layers"], is_leaf=lambda leaf: isinstance(leaf, tuple))
-        result = result._replace(config=result.config.replace(scan_layers=True),
-                                 params={**result.params, "layers": layers})
+        def whole(leaf):
+            return put(np.stack(leaf) if isinstance(leaf, tuple) else leaf)
+
+        params = jax.tree_util.tree_map(whole, result.params, is_leaf=lambda leaf: isinstance(leaf, tuple))
+        result = result._replace(config=result.config.replace(scan_layers=True), params=params)
     return result
 
 
-def _load_gguf(path: Path, dtype: str | None, want_tokenizer: bool) -> Checkpoint:
+def _load_gguf(path: Path, dtype: str | None, want_tokenizer: bool, put) -> Checkpoint:
     file = gguf.read(path)
     try:
         config = families.from_hf(gguf.config(file))
@@ -92,13 +95,13 @@ def _load_gguf(path: Path, dtype: str | None, want_tokenizer: bool) -> Checkpoin
     if tokenizer is not None:
         tokenizer = tokenizer.limited(config.vocab_size)
     config = config.replace(dtype=dtype or ("bfloat16" if gguf.is_bfloat16(file) else "float32"))
-    params = weights.assemble(config, *gguf.tensors(file), DTYPES[config.dtype])
+    params = weights.assemble(config, *gguf.tensors(file), DTYPES[config.dtype], put)
     eos = [file.metadata[name] for name in ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id")
            if name in file.metadata]
     return Checkpoint(config, params, tokenizer, tuple(dict.fromkeys(eos)))
 
 
-def _load_folder(folder: Path, dtype: str | None, want_tokenizer: bool) -> Checkpoint:
+def _load_folder(folder: Path, dtype: str | None, want_tokenizer: bool, put) -> Checkpoint:
     if not (folder / "config.json").is_file():
         raise FileNotFoundError(f"{folder / 'config.json'} not found: expected a Hugging Face folder with config.json, "
                                 "*.safetensors and tokenizer.json, or a .gguf file")
@@ -109,7 +112,7 @@ def _load_folder(folder: Path, dtype: str | None, want_tokenizer: bool) -> Check
     tokenizer = None
     if want_tokenizer and (folder / "tokenizer.json").is_file():
         tokenizer = FileTokenizer.from_folder(folder).limited(config.vocab_size)
-    params = weights.assemble(config, names, get, DTYPES[config.dtype])
+    params = weights.assemble(config, names, get, DTYPES[config.dtype], put)
     return Checkpoint(config, params, tokenizer, _eos_ids(folder, values, tokenizer))
 
 

@@ -90,7 +90,7 @@ class LanguageModel:
         """
         if dtype is None and jax.default_backend() == "cpu":
             dtype = "float32"
-        return cls(zoo.load(name, dtype=dtype, scan_layers=scan_layers))
+        return cls(zoo.load(name, dtype=dtype, scan_layers=scan_layers, put=jnp.asarray))
 
     def encode(self, prompt: str, *, chat: bool = False, system: str | None = None) -> list[int]:
         """Token ids of a prompt; with `chat`, of a user message in the model's chat template."""

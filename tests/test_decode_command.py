@@ -210,7 +210,7 @@ def test_the_output_file_has_all_that_a_completion_came_from(decode, expected, t
     assert row["text"] == expected(PROMPT) and len(row["ids"]) == 8 and row["finish"] == "length"
     wanted = {"prompt": PROMPT, "model": str(tiny_folder), "method": "prompt_lookup", "guarantee": "exact", "seed": 3,
               "max_new_tokens": 8, "batch_size": 1, "temperature": 0.0, "top_p": 1.0, "stop": [], "chat": False,
-              "options": {"draft_length": 4, "max_ngram": 3, "min_ngram": 1, "prefer": "last"}}
+              "options": {"draft_length": 4, "max_ngram": 4, "min_ngram": 2, "prefer": "last"}}
     assert {name: row[name] for name in wanted} == wanted
     assert row["target_forwards"] + row["accepted"] >= 8
 
@@ -256,7 +256,7 @@ def test_flags_win_over_overrides_and_these_over_the_config(decode, tmp_path):
            "--prompt", PROMPT, "--output", output, "--config.temperature", "0.5")
     row, = records(output)
     assert (row["seed"], row["temperature"], row["max_new_tokens"]) == (6, 0.5, 16)
-    assert row["options"] == {"nodes": 5, "max_depth": 6, "ranks": 8}
+    assert row["options"] == {"nodes": 5, "max_depth": 6, "ranks": 8, "learn_prompt": True}
 
 
 def test_the_method_can_be_named_in_every_way(decode, tmp_path):

@@ -27,7 +27,7 @@ from parallax.decoding.base import (
 )
 from parallax.decoding.drafters import Nothing
 from parallax.decoding.verify import Follow
-from parallax.models.cache import Block, commit
+from parallax.models.cache import KV, Block, Output, commit
 from parallax.models.transformer import Model
 
 
@@ -104,8 +104,7 @@ class Speculative:
             raise ValueError(f"{type(self.verifier).__name__} cannot verify a {draft.kind} draft: it takes "
                              f"{', '.join(self.verifier.kinds)}")
         block = tree.block(draft, state.length)
-        out = self.model.forward(params["target"], block, state.cache)
-        logits = self.model.unembed(params["target"], out.hidden)
+        out, logits, rows = self._forward(params["target"], draft, block, state)
         verdict = self.verifier(draft, logits, state.key, state.length)
         emitted = self._emitted(draft, verdict)                                                     # [B, K]
         count, done, failed = self._cut(state, verdict, emitted, logits)
@@ -116,11 +115,30 @@ class Speculative:
                           _rows(out.taps, verdict.path))
         ctx = self._context(params, tokens, length, cache, state.key)
         own = self.drafter.observe(params.get("draft"), own, advance, Step(draft, block, out, logits, verdict), ctx)
-        width = block.tokens.shape[1]
         active = (~state.done).astype(jnp.int32)
-        info = StepInfo(count, active * (verdict.count - 1), active * draft.valid[:, 1:].sum(1), active, active * width,
+        info = StepInfo(count, active * (verdict.count - 1), active * draft.valid[:, 1:].sum(1), active, active * rows,
                         active * draft.forwards, active * draft.rows, failed.astype(jnp.int32))
         return DecodeState(tokens, length, state.limit, done, state.key, cache, own), info
+
+    def _forward(self, params, draft, block: Block, state: DecodeState):
+        """(output, logits, rows computed): the whole block, or the roots alone if no unfinished sequence has a draft.
+
+        A step without a draft then costs what a plain step costs. Rows that were not computed are zero; no valid node
+        is among them.
+        """
+        size = block.tokens.shape[1]
+
+        def run(width):
+            part = Block(block.tokens[:, :width], block.positions[:, :width], block.visible[..., :width, :width])
+            out = self.model.forward(params, part, state.cache)
+            logits = self.model.unembed(params, out.hidden)
+            kv = KV(*(tuple(_widen(x, size) for x in side) for side in out.kv[:2]), block.positions)
+            return Output(_widen(out.hidden, size), _widen(out.taps, size), kv), _widen(logits, size)
+
+        if size == 1:
+            return *run(1), 1
+        drafted = (draft.valid[:, 1:].any(1) & ~state.done).any()
+        return *lax.cond(drafted, lambda: run(size), lambda: run(1)), jnp.where(drafted, size, 1)
 
     @staticmethod
     def _emitted(draft, verdict):
@@ -155,6 +173,11 @@ def _append(tokens, length, new, count):
     offset = jnp.arange(tokens.shape[1]) - length[:, None]
     values = jnp.take_along_axis(new, jnp.clip(offset, 0, new.shape[1] - 1), 1)
     return jnp.where((offset >= 0) & (offset < count[:, None]), values, tokens)
+
+
+def _widen(values, size: int):
+    """[B, T, ...] with zero rows up to [B, size, ...]."""
+    return jnp.pad(values, [(0, 0), (0, size - values.shape[1])] + [(0, 0)] * (values.ndim - 2))
 
 
 def _rows(values: Any, rows):

@@ -1,6 +1,6 @@
 """Acceptance rules. B sequences, T nodes, V vocabulary.
 
-Which rules are lossless for which drafts, with measured violations: docs/guarantees.md.
+Each class says what it guarantees and for which kinds of draft.
 """
 
 from __future__ import annotations

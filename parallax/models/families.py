@@ -46,6 +46,10 @@ class _Keys:
             raise ValueError(f"config.json lacks {names[0]!r}")
         return default
 
+    def take_or_null(self, name: str, default: Any) -> Any:
+        """The value, which may be null; the default only if the key is absent."""
+        return self._left.pop(name, default)
+
     def expect(self, name: str, *values: Any) -> None:
         """Refuses any value but these; an absent key is fine."""
         value = self.take(name, default=values[0])
@@ -94,10 +98,9 @@ def _llama_like(keys: _Keys, family: str) -> ModelConfig:
     if gemma:
         keys.expect("use_bidirectional_attention", None, False)
         softcaps = {"attention_scale": keys.take("query_pre_attn_scalar", default=256) ** -0.5}
-        for name in ("attn_logit_softcapping", "final_logit_softcapping"):
-            default = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}[name]
-            softcaps[name.split("_")[0].replace("attn", "attention").replace("final", "logit") + "_softcap"] = (
-                keys.take(name, default=None) if name in keys._left or family != "gemma2" else default)
+        attention, logit = (50.0, 30.0) if family == "gemma2" else (None, None)
+        softcaps |= {"attention_softcap": keys.take_or_null("attn_logit_softcapping", attention),
+                     "logit_softcap": keys.take_or_null("final_logit_softcapping", logit)}
     return ModelConfig(
         vocab_size=keys.take("vocab_size"),
         hidden_size=hidden,
@@ -176,7 +179,7 @@ def _scaling(values: dict[str, Any] | None) -> RopeScaling | None:
 def _windows(keys: _Keys, family: str, layers: int):
     """(window, layer_types), from `layer_types` or from the rules of the families' older configs."""
     types = keys.take("layer_types", default=None)
-    window = keys.take("sliding_window", default=4096 if family in ("gemma2", "gemma3_text") else None)
+    window = keys.take_or_null("sliding_window", 4096 if family in ("mistral", "gemma2", "gemma3_text") else None)
     pattern = keys.take("sliding_window_pattern", "_sliding_window_pattern", default=2 if family == "gemma2" else 6)
     first = keys.take("max_window_layers", default=28)
     if family in ("qwen2", "qwen3"):

@@ -109,14 +109,16 @@ def _part_rows(config: ModelConfig, entry: Entry, rows: int) -> list[int]:
 _BUFFERS = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
 
 
-def assemble(config: ModelConfig, names: set[str], get: Callable[[str], np.ndarray], dtype) -> dict[str, Any]:
-    """Builds the parameter tree, layer leaves as tuples of numpy arrays.
+def assemble(config: ModelConfig, names: set[str], get: Callable[[str], np.ndarray], dtype,
+             put: Callable[[np.ndarray], Any] = np.asarray) -> dict[str, Any]:
+    """Builds the parameter tree, layer leaves as tuples of arrays.
 
     Args:
       config: the architecture.
       names: all tensors of the checkpoint.
       get: reads one of them.
       dtype: of the result.
+      put: takes each array to where it shall live as soon as it is read, so that nothing is held twice.
 
     Raises:
       ValueError: a tensor is missing, has another shape, or has no place in this architecture.
@@ -137,7 +139,7 @@ def assemble(config: ModelConfig, names: set[str], get: Callable[[str], np.ndarr
                 raise ValueError(f"tensor {name!r} has shape {part.shape}, the config asks for {shape}")
             parts.append(part.T if entry.transposed else part)
         leaf = np.concatenate(parts) if len(parts) > 1 else parts[0]
-        return np.ascontiguousarray(leaf, dtype=dtype)
+        return put(np.ascontiguousarray(leaf, dtype=dtype))
 
     tree: dict[str, Any] = {}
     for entry in table(config):

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 import transformers
 
+from parallax import zoo
 from tests.golden import weights
 
 FOLDER = pathlib.Path(__file__).parent
@@ -68,8 +69,22 @@ def logits(model: transformers.PreTrainedModel, tokens: np.ndarray) -> np.ndarra
         return model(torch.from_numpy(tokens).long(), use_cache=False).logits.numpy()
 
 
+def real():
+    """Some columns of SmolLM2's logits on a chat prompt."""
+    folder = zoo.resolve("smollm2-135m")
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    text = "List three primes and explain why 1 is not one of them."
+    prompt = [{"role": "user", "content": text}]
+    tokens = transformers.AutoTokenizer.from_pretrained(folder).apply_chat_template(
+        prompt, add_generation_prompt=True, return_tensors="np", return_dict=True)["input_ids"].astype(np.int32)
+    columns = np.arange(5, model.config.vocab_size, 491)
+    np.savez_compressed(FOLDER / "real" / "smollm2-135m.npz", text=text, tokens=tokens, columns=columns,
+                        logits=logits(model, tokens)[..., columns])
+
+
 def main():
     torch.set_num_threads(1)
+    real()
     for case, config in CASES.items():
         model = build(config)
         tokens = weights.tokens(case, model.config.vocab_size)

@@ -20,14 +20,16 @@ class PromptLookup:
 
     Attributes:
       max_ngram: longest suffix that is matched; longer matches win.
-      min_ngram: shortest match that makes a draft.
-      draft_length: tokens copied, fewer where the match is near the end of the text.
+      min_ngram: shortest match that makes a draft. A single token matches nearly anywhere in free text, and a wrong
+        draft costs half a step more than none.
+      draft_length: tokens copied, fewer where the match is near the end of the text. 7 and the pending token fill a
+        block of 8 rows, the most that costs a CPU little (see `models.layers.fill`).
       prefer: of equally long matches, the `last` or the `first` one in the text.
     """
 
-    max_ngram: int = static(default=3)
-    min_ngram: int = static(default=1)
-    draft_length: int = static(default=10)
+    max_ngram: int = static(default=4)
+    min_ngram: int = static(default=2)
+    draft_length: int = static(default=7)
     prefer: Literal["last", "first"] = static(default="last")
 
     def __post_init__(self):
