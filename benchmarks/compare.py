@@ -3,9 +3,10 @@
     python -m benchmarks.compare --prompts benchmarks/prompts/editing.jsonl --methods prompt_lookup
     python -m benchmarks.compare --prompts FILE --gguf smollm2.f32.gguf --transformers --count 10
 
-Greedy, batch 1, float32, each engine up to its end of text; one warm-up per engine. Prints medians over prompts and repeats, the spread, ratios to plain decoding, tokens per
-forward, distinct 4-grams and whether the tokens are equal; where they are not, the gap
-between the two tokens' logits. Baselines want `pip install torch transformers llama-cpp-python`.
+Greedy, batch 1, float32, each engine up to its end of text; one warm-up per engine. Prints medians over prompts and
+repeats, the spread, ratios to plain decoding, tokens per forward, distinct 4-grams and whether the tokens are equal;
+where they are not, the gap between the two tokens' logits. Baselines want `pip install torch transformers llama-cpp-
+python`.
 """
 
 from __future__ import annotations

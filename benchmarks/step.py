@@ -55,7 +55,8 @@ def main() -> None:
                       f"{min(step) / min(bare):.3f}")
     console = Console(width=120)
     console.print(table)
-    console.print(f"floor: {weights / 1e6:.0f} MB of weights at {rates / 1e9:.0f} GB/s = {1e3 * weights / rates:.1f} ms")
+    console.print(f"floor: {weights / 1e6:.0f} MB of weights at {rates / 1e9:.0f} GB/s = "
+                  f"{1e3 * weights / rates:.1f} ms")
     for name in ("cold", "warm"):
         console.print(f"time to first token in a new process, {name} compile cache: {_first_token(args.model, name)}")
 
