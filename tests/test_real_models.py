@@ -30,17 +30,18 @@ def smollm2():
         zoo.resolve("smollm2-135m")
     except ValueError as error:                       # no network: the zoo says so in one line
         pytest.skip(str(error))
-    return LanguageModel.load("smollm2-135m")
+    return LanguageModel.load("smollm2-135m", scan_layers=True)              # compiles in a second
 
 
 def _logits(lm, tokens):
     rows = np.arange(tokens.shape[1])
 
-    @jax.jit
     def run(params, tokens):
         block = Block(tokens, jnp.asarray(rows)[None], rows[:, None] >= rows)
         return lm.model.unembed(params, lm.model.forward(params, block, lm.model.new_cache(1, 0)).hidden)
 
+    # As users run it, not with the suite's quick compiles: rounding differs.
+    run = jax.jit(run, compiler_options={"xla_backend_optimization_level": 3})
     return np.asarray(run(lm.params["target"], jnp.asarray(tokens)))
 
 
@@ -57,16 +58,21 @@ def test_smollm2_has_the_logits_of_transformers(smollm2):
     model = transformers.AutoModelForCausalLM.from_pretrained(zoo.resolve("smollm2-135m"), dtype=torch.float32).eval()
     tokens = np.asarray([smollm2.encode(PROMPTS[2], chat=True)])
     with torch.no_grad():
-        expected = model(torch.from_numpy(tokens)).logits.numpy()
+        single = model(torch.from_numpy(tokens)).logits.numpy()
         written = model.generate(torch.from_numpy(tokens), max_new_tokens=24, do_sample=False)[0, tokens.shape[1]:]
-    assert np.abs(_logits(smollm2, tokens) - expected).max() < 1e-4
+        exact = model.double()(torch.from_numpy(tokens)).logits.numpy()
+    # Logits reach 39, where single precision of transformers itself is 9e-5 away from double precision.
+    assert np.abs(_logits(smollm2, tokens) - exact).max() < 1e-4
+    assert np.abs(_logits(smollm2, tokens) - single).max() < 2e-4
     ours = smollm2.generate([tokens[0].tolist()], method="prompt_lookup", max_new_tokens=24)
     assert list(ours.completions[0].ids) == written.tolist()
 
 
-@pytest.mark.parametrize("settings", [{}, dict(temperature=0.8, top_p=0.95, seed=5)], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("settings", [
+    pytest.param({}, id="greedy"),
+    pytest.param(dict(temperature=0.8, top_p=0.95, seed=5), id="sampled", marks=pytest.mark.slow)])
 def test_smollm2_writes_the_same_with_every_method(smollm2, settings):
-    runs = {name: smollm2.generate(PROMPTS, method=name, chat=True, max_new_tokens=32, batch_size=3, **settings)
+    runs = {name: smollm2.generate(PROMPTS, method=name, chat=True, max_new_tokens=20, batch_size=3, **settings)
             for name in METHODS}
     expected = [completion.ids for completion in runs["autoregressive"].completions]
     for name, run in runs.items():

@@ -17,6 +17,11 @@ OPTIONS = [dict(), dict(prefer="first"), dict(max_ngram=1), dict(max_ngram=4, mi
            dict(min_ngram=2, prefer="first", draft_length=1)]
 
 
+def lookup(**options):
+    """With one token enough for a match, so that short texts have some."""
+    return PromptLookup(**{"max_ngram": 3, "min_ngram": 1, **options})
+
+
 def search(text, max_ngram=3, min_ngram=1, prefer="last", **_):
     """Where the best earlier copy of the end of the text ends, or -1."""
     for size in range(max_ngram, min_ngram - 1, -1):
@@ -36,7 +41,7 @@ def _batch(texts):
 
 @functools.cache
 def _compiled(**options):
-    drafter = PromptLookup(**options)
+    drafter = lookup(**options)
 
     def both(tokens, length):
         context = Context(None, None, tokens, length, None, None)
@@ -54,7 +59,7 @@ def test_finds_and_copies_what_a_plain_search_does(options, texts):
     assert found.tolist() == [search(text, **options) for text in texts]
     for b, text in enumerate(texts):
         end = found[b]
-        copied = text[end + 1:end + 1 + PromptLookup(**options).draft_length] if end >= 0 else []
+        copied = text[end + 1:end + 1 + lookup(**options).draft_length] if end >= 0 else []
         assert draft.valid[b].tolist() == [True] * (1 + len(copied)) + [False] * (draft.depth - len(copied))
         assert draft.tokens[b, :1 + len(copied)].tolist() == [text[-1], *copied]
 
@@ -83,9 +88,9 @@ def test_a_draft_is_a_chain_that_cost_nothing():
 
 
 @pytest.mark.parametrize("options, message", [
-    (dict(min_ngram=0), "1 <= min_ngram <= max_ngram, got 0 and 3"),
-    (dict(min_ngram=4), "got 4 and 3"),
-    (dict(max_ngram=0), "got 1 and 0"),
+    (dict(min_ngram=0), "1 <= min_ngram <= max_ngram, got 0 and 4"),
+    (dict(min_ngram=5), "got 5 and 4"),
+    (dict(max_ngram=0), "got 2 and 0"),
     (dict(draft_length=0), "draft_length must be at least 1, got 0"),
     (dict(prefer="best"), "'last' or 'first', got 'best'"),
 ])
