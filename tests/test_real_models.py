@@ -21,8 +21,6 @@ STORIES = pathlib.Path(__file__).parents[2] / "shared" / "data" / "stories260K.b
 PROMPTS = ["Why is the sky blue?", "Repeat this three times: the cat sat on the mat.",
            "Complete this function.\n\ndef add(a, b):\n    \"\"\"Returns the sum of two numbers.\"\"\"\n"]
 
-pytestmark = pytest.mark.xdist_group("real models")
-
 
 @pytest.fixture(scope="module")
 def smollm2():

@@ -36,10 +36,8 @@ def _decoder(name, sampler, case):
     return decoder, dataclasses.replace(case, params={**case.params, "draft": answers}, draft_rows=True)
 
 
-# The checks of one decoder share its compiled programs, so they run in one worker.
 @pytest.mark.parametrize("check", CHECKS)
-@pytest.mark.parametrize("name, sampler", [
-    pytest.param(name, sampler, marks=pytest.mark.xdist_group(f"{name}-{sampler}"))
-    for name in (*METHODS, *ORACLES) for sampler in SAMPLERS])
+@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("name", [*METHODS, *ORACLES])
 def test_holds(name, sampler, check, case):
     CHECKS[check](*_decoder(name, sampler, case))
