@@ -33,8 +33,13 @@ def reference_decode(model: Model, params, prompt: Sequence[int], limit: int, *,
         padded[0, :len(tokens)] = tokens
         logits = forward(params, padded)[:, len(tokens) - 1:len(tokens)]
         position = jnp.asarray([len(tokens)])
-        tokens.append(int(sampler.draw(logits, keys, position, jnp.zeros(1, jnp.int32), 0)[0, 0]))
+        tokens.append(int(_draw(sampler, logits, keys, position)[0, 0]))
     return tokens
+
+
+@jax.jit
+def _draw(sampler: Sampler, logits, keys, position):
+    return sampler.draw(logits, keys, position, jnp.zeros(1, jnp.int32), 0)
 
 
 _CACHE: dict = {}
