@@ -4,7 +4,7 @@ For editing, summarising, code and other work that repeats its input.
 
     python -m parallax.decode --config prompt_lookup --compare
 
-Two CPU cores, SmolLM2-135M: EDITFIGURE
+Two CPU cores, SmolLM2-135M, benchmarks/prompts/editing.jsonl: 4.25 tokens per forward, 2.9 times plain decoding.
 `:smoke` decodes 16 tokens.
 """
 
