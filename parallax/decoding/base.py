@@ -23,7 +23,6 @@ from parallax.models.transformer import Model
 
 Params = dict[str, Any]          # {"target": of the model, "draft": of the drafter, if it has any}
 Guarantee = Literal["exact", "distribution", "stepwise", "lossy"]
-GUARANTEES = ("lossy", "stepwise", "distribution", "exact")      # weakest first; a decoder has that of its weakest part
 
 
 def static(**kwargs):
