@@ -1,6 +1,7 @@
 """What a step accepts, emits and counts, where the right answers are known."""
 
 import dataclasses
+import typing
 from typing import ClassVar
 
 import jax
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from parallax.decoding import Draft, Follow, Nothing, Shape, Speculative, decode, loop, stream
-from parallax.decoding.base import GUARANTEES, policy
+from parallax.decoding.base import Guarantee, policy
 from parallax.testing import MarkovModel, OracleDrafter
 
 SIZE, PROMPT, NEW = 37, 2, 11
@@ -146,7 +147,7 @@ class Guess(Nothing):
 def test_the_guarantee_is_that_of_the_verifier():
     assert Speculative(model=MODEL).guarantee == Follow.guarantee == "exact"
     assert Speculative(model=MODEL, drafter=Guess(), verifier=Loose()).guarantee == "lossy"
-    assert {Follow.guarantee, Loose.guarantee} <= set(GUARANTEES)
+    assert {Follow.guarantee, Loose.guarantee} <= set(typing.get_args(Guarantee))
 
 
 def test_a_verifier_refuses_drafts_of_a_kind_it_cannot_verify():
