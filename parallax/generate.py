@@ -38,6 +38,9 @@ class Completion:
     target_forwards: int
     accepted: int
     proposed: int
+    draft_forwards: int
+    accepted_at: tuple[int, ...]          # steps that accepted a token at depth 1, 2, ...
+    proposed_at: tuple[int, ...]          # steps that had one to offer there
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,7 +191,7 @@ class LanguageModel:
         prefilled = time.perf_counter() - began
         advance, compile_advance = self._program(loop.advance, inputs.decoder, inputs.params, state, steps)
         decoding = 0.0
-        total = StepInfo(*(np.zeros(len(batch), np.int64) for _ in StepInfo._fields))
+        total = jax.tree.map(np.asarray, StepInfo.zeros(len(batch), decoder.depth))
         shown = lengths.copy()
         while True:
             began = time.perf_counter()
@@ -204,7 +207,7 @@ class LanguageModel:
                 break
         tokens, ends = np.asarray(state.tokens), np.asarray(state.length)
         completions = [self._completion(decoder, batch[i], tokens[i, lengths[i]:ends[i]], stop,
-                                        jax.tree.map(lambda x, i=i: int(x[i]), total)) for i in range(len(batch))]
+                                        jax.tree.map(lambda x, i=i: x[i].tolist(), total)) for i in range(len(batch))]
         return completions, (prefilled, decoding, compile_prefill + compile_advance)
 
     def _look(self, state: DecodeState, lengths, shown, first, stop, on_tokens):
@@ -241,7 +244,8 @@ class LanguageModel:
         if cut is not None:
             text = text[:min(text.find(s) for s in stop if s in text)]
             finish = "stop"
-        return Completion(tuple(prompt), ids, text, finish, info.target_forwards, info.accepted, info.proposed)
+        return Completion(tuple(prompt), ids, text, finish, info.target_forwards, info.accepted, info.proposed,
+                          info.draft_forwards, tuple(info.accepted_at), tuple(info.proposed_at))
 
     def _program(self, function, *args, **static):
         """(compiled function, seconds spent compiling): compiled once per structure and shape, timed apart."""

@@ -11,7 +11,8 @@ from parallax.generate import Completion, Run
 
 
 def run(*ids, method="prompt_lookup", decode=2.0, proposed=8):
-    completions = tuple(Completion((1, 2), tuple(row), "text", "length", 4, 3, proposed) for row in ids)
+    completions = tuple(Completion((1, 2), tuple(row), "text", "length", 4, 3, proposed, 0, (2, 1), (4, 2))
+                        for row in ids)
     return Run(method, "exact", completions, prefill=0.5, decode=decode, compile=1.25)
 
 

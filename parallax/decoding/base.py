@@ -15,6 +15,7 @@ import dataclasses
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import jax
+import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int, Key
 
@@ -56,6 +57,9 @@ class StepInfo(NamedTuple):
 
     emitted tokens (after cuts at the limit and at end of text); accepted and proposed draft tokens; target forwards and
     the block rows that they computed; drafter forwards and rows; failed: logits were not numbers.
+    accepted_at, proposed_at [B, D]: steps that accepted a token at depth 1, 2, ..., and steps that had one to offer
+    there, behind the token accepted one level above. Their quotient is the acceptance by depth; steps that accepted
+    exactly d tokens are the differences of accepted_at.
     """
 
     emitted: Int[Array, "B"]
@@ -66,6 +70,15 @@ class StepInfo(NamedTuple):
     draft_forwards: Int[Array, "B"]
     draft_rows: Int[Array, "B"]
     failed: Int[Array, "B"]
+    accepted_at: Int[Array, "B D"]
+    proposed_at: Int[Array, "B D"]
+
+    @classmethod
+    def zeros(cls, batch: int, depth: int) -> StepInfo:
+        """Nothing counted yet, for drafts of `depth` levels."""
+        flat = jnp.zeros((batch,), jnp.int32)
+        levels = jnp.zeros((batch, depth), jnp.int32)
+        return cls(**{name: levels if name.endswith("_at") else flat for name in cls._fields})
 
 
 class Result(NamedTuple):
@@ -179,6 +192,7 @@ class Decoder(Protocol):
     """A whole method: a frozen pytree with static structure (see `policy`)."""
 
     guarantee: Guarantee
+    depth: int                       # of the longest draft, D
 
     def check(self) -> None:
         """Raises ValueError if the parts do not fit each other or the model."""

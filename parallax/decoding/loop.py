@@ -95,7 +95,7 @@ def run(inputs: Inputs, capacity: int) -> Result:
 
 
 def _loop(decoder, params, state, steps):
-    zero = StepInfo(*(jnp.zeros_like(state.length) for _ in StepInfo._fields))
+    zero = StepInfo.zeros(state.length.shape[0], decoder.depth)
 
     def cond(carry):
         i, state, _ = carry

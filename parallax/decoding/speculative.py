@@ -53,6 +53,10 @@ class Speculative:
     def guarantee(self) -> Guarantee:
         return self.verifier.guarantee
 
+    @property
+    def depth(self) -> int:
+        return self.drafter.depth
+
     def check(self) -> None:
         """Raises ValueError for a model that left-to-right decoding cannot drive."""
         config = self.model.config
@@ -116,8 +120,12 @@ class Speculative:
         ctx = self._context(params, tokens, length, cache, state.key)
         own = self.drafter.observe(params.get("draft"), own, advance, Step(draft, block, out, logits, verdict), ctx)
         active = (~state.done).astype(jnp.int32)
-        info = StepInfo(count, active * (verdict.count - 1), active * draft.valid[:, 1:].sum(1), active, active * rows,
-                        active * draft.forwards, active * draft.rows, failed.astype(jnp.int32))
+        accepted_at, proposed_at = tree.by_depth(draft, verdict)
+        info = StepInfo(
+            emitted=count, accepted=active * (verdict.count - 1), proposed=active * draft.valid[:, 1:].sum(1),
+            target_forwards=active, target_rows=active * rows, draft_forwards=active * draft.forwards,
+            draft_rows=active * draft.rows, failed=failed.astype(jnp.int32),
+            accepted_at=active[:, None] * accepted_at, proposed_at=active[:, None] * proposed_at)
         return DecodeState(tokens, length, state.limit, done, state.key, cache, own), info
 
     def _forward(self, params, draft, block: Block, state: DecodeState):

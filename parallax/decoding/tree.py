@@ -113,3 +113,18 @@ def walk(draft: Draft, targets: Int[Array, "B T"]) -> Verdict:
         return jnp.take_along_axis(values, node[:, None], 1)[:, 0]
 
     return Verdict(jnp.stack(path, 1), at_node(level) + 1, at_node(targets), node, targets)
+
+
+def by_depth(draft: Draft, verdict: Verdict) -> tuple[Int[Array, "B D"], Int[Array, "B D"]]:
+    """(1 where a token was accepted at depth 1, 2, ..., 1 where the draft offered one there).
+
+    Offered means: a valid child of the node that was accepted one level above.
+    """
+    batch, size = draft.tokens.shape
+    depth = jnp.arange(1, draft.depth + 1)
+    accepted = depth < verdict.count[:, None]
+    reached = depth <= verdict.count[:, None]
+    parents = jnp.broadcast_to(jnp.asarray(draft.parents), (batch, size))
+    child = draft.valid & (jnp.arange(size) > 0)
+    offered = (child[:, None] & (parents[:, None] == verdict.path[:, :draft.depth, None])).any(-1)
+    return accepted.astype(jnp.int32), (reached & offered).astype(jnp.int32)

@@ -101,6 +101,8 @@ def check_every_step(decoder: Decoder, case: Case) -> None:
         assert (info.target_forwards[~finished] == 1).all(), "a step is one target forward"
         assert (info.emitted[~finished] >= 1).all(), "a step of an unfinished sequence emits at least one token"
         assert (info.accepted <= info.proposed).all(), f"accepted {info.accepted} of {info.proposed}"
+        assert (info.accepted_at <= info.proposed_at).all(), "accepted a token that was not offered"
+        assert (info.accepted_at.sum(1) == info.accepted).all(), "the depths do not add up to the accepted tokens"
         assert (length <= np.asarray(state.limit)).all(), "a sequence is longer than its limit"
         behind = np.arange(case.capacity) >= length[:, None]
         assert not np.asarray(state.tokens)[behind].any(), "there are tokens behind the length"
@@ -120,7 +122,7 @@ def check_batch_independence(decoder: Decoder, case: Case) -> None:
         for i, row in enumerate(subset):
             assert texts(part)[i] == texts(whole)[row], f"row {row} depends on the batch {subset}"
             for name in set(StepInfo._fields) - {"target_rows"}:
-                ours, theirs = (int(getattr(r.info, name)[k]) for r, k in ((part, i), (whole, row)))
+                ours, theirs = (np.asarray(getattr(r.info, name)[k]).tolist() for r, k in ((part, i), (whole, row)))
                 assert ours == theirs, f"{name} of row {row} depends on the batch {subset}: {ours} against {theirs}"
 
 

@@ -43,7 +43,13 @@ def test_counts_are_exactly_those_of_the_pattern(shape, right, accepted):
     np.testing.assert_array_equal(result.tokens, ANSWERS[:, :CAPACITY])
     assert result.length.tolist() == [CAPACITY] * 2
     forwards = -(-NEW // (accepted + 1))
-    assert {name: counts.tolist() for name, counts in result.info._asdict().items()} == dict(
+    levels = np.arange(1, shape.depth + 1)
+    counts = {name: counts.tolist() for name, counts in result.info._asdict().items()}
+    assert counts.pop("accepted_at") == [[forwards * int(level <= accepted) for level in levels]] * 2
+    offered = counts.pop("proposed_at")
+    if shape is not TREE:                                # in a tree not every accepted node has children
+        assert offered == [[forwards * int(level <= accepted + 1) for level in levels]] * 2
+    assert counts == dict(
         emitted=[NEW] * 2, accepted=[accepted * forwards] * 2, proposed=[(len(shape.parents) - 1) * forwards] * 2,
         target_forwards=[forwards] * 2, target_rows=[len(shape.parents) * forwards] * 2, draft_forwards=[0] * 2,
         draft_rows=[0] * 2, failed=[0] * 2)
