@@ -6,8 +6,6 @@ Without a prompt it lets SmolLM2-135M edit a built-in piece of code by prompt lo
 zoo, a Hugging Face folder, a .gguf file or a Hub id. All settings: --config FILE[:VARIANT] and --config.KEY=VALUE.
 """
 
-from __future__ import annotations
-
 import pathlib
 import sys
 
@@ -18,6 +16,8 @@ from parallax import cli
 _SETTINGS = {       # flags that are short for --config.NAME, and their types
     "model": (flags.DEFINE_string, "Zoo name, Hugging Face folder, .gguf file or Hub id."),
     "method": (flags.DEFINE_string, "Decoding method; `--method help` lists them."),
+    "draft": (flags.DEFINE_string, "Draft model of the method draft_model, named as --model."),
+    "verifier": (flags.DEFINE_string, "`follow`, or `rejection` for drafts that are drawn from a law."),
     "chat": (flags.DEFINE_bool, "Wrap prompts in the model's chat template."),
     "system": (flags.DEFINE_string, "System message of the chat."),
     "max_new_tokens": (flags.DEFINE_integer, "Tokens per prompt, at most."),

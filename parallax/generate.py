@@ -18,9 +18,11 @@ import numpy as np
 
 from parallax import zoo
 from parallax.checkpoint import Checkpoint
-from parallax.decoding import loop, make_decoder, make_sampler
+from parallax.decoding import Speculative, loop, make_decoder, make_sampler
+from parallax.decoding import method as method_of
 from parallax.decoding.base import DecodeState, StepInfo
 from parallax.models import Model
+from parallax.tokenizer import Tokenizer
 
 _STEPS_PER_LOOK = 8          # steps between two looks of the host, where it has to look (stop strings, streaming)
 
@@ -75,25 +77,39 @@ class Run:
 
 
 class LanguageModel:
-    """A model on the device with its tokenizer, and the programs compiled for it."""
+    """A model on the device with its tokenizer, perhaps a draft model for it, and the programs compiled for them."""
 
-    def __init__(self, checkpoint: Checkpoint):
+    def __init__(self, checkpoint: Checkpoint, draft: Checkpoint | None = None):
+        """Raises ValueError if the draft model has another vocabulary than the target."""
         self.model = Model(checkpoint.config)
         self.tokenizer = checkpoint.tokenizer
         self.eos_ids = checkpoint.eos_ids
         self.params = {"target": jax.tree.map(jnp.asarray, checkpoint.params)}
+        self.draft = None
+        if draft is not None:
+            _check_vocabularies(checkpoint, draft)
+            self.draft = Model(draft.config)
+            self.params["draft"] = jax.tree.map(jnp.asarray, draft.params)
         self._programs: dict[Any, Any] = {}
 
     @classmethod
-    def load(cls, name: str, *, dtype: str | None = None, scan_layers: bool = False) -> "LanguageModel":
+    def load(cls, name: str, *, draft: str | None = None, dtype: str | None = None,
+             scan_layers: bool = False) -> "LanguageModel":
         """From a zoo name, a Hugging Face folder, a GGUF file or a Hub id.
 
+        draft: the same of a draft model, which the method `draft_model` needs.
         dtype: None takes float32 on CPU, where XLA's bfloat16 matrix-vector product is 8 times slower, else the
         checkpoint's own.
+
+        Raises:
+          FileNotFoundError: no such path.
+          ValueError: an unknown name, a damaged checkpoint, or a draft model with another vocabulary.
         """
         if dtype is None and jax.default_backend() == "cpu":
             dtype = "float32"
-        return cls(zoo.load(name, dtype=dtype, scan_layers=scan_layers, put=jnp.asarray))
+        options = dict(dtype=dtype, scan_layers=scan_layers, put=jnp.asarray)
+        drafter = zoo.load(draft, **options) if draft else None               # first: it is the smaller one
+        return cls(zoo.load(name, **options), drafter)
 
     def encode(self, prompt: str, *, chat: bool = False, system: str | None = None) -> list[int]:
         """Token ids of a prompt; with `chat`, of a user message in the model's chat template."""
@@ -107,20 +123,31 @@ class LanguageModel:
         text = self.tokenizer.chat([*messages, {"role": "user", "content": prompt}])
         return self.tokenizer.encode(text, special=False)
 
+    def decoder(self, method: str = "prompt_lookup", options: dict[str, Any] | None = None, *,
+                verifier: str = "follow", temperature: float = 0.0, top_k: int | None = None,
+                top_p: float | None = None, min_p: float | None = None, ignore_eos: bool = False) -> Speculative:
+        """What `generate` decodes with, for the same arguments."""
+        return make_decoder(method, self.model, sampler=make_sampler(temperature, top_k, top_p, min_p),
+                            eos=() if ignore_eos else self.eos_ids, verifier=verifier,
+                            draft=self.draft if method_of(method).needs_draft else None, **(options or {}))
+
     def generate(self, prompts: Sequence[str | Sequence[int]], *, method: str = "prompt_lookup",
-                 options: dict[str, Any] | None = None, max_new_tokens: int = 128, temperature: float = 0.0,
-                 top_k: int | None = None, top_p: float | None = None, min_p: float | None = None, seed: int = 0,
-                 chat: bool = False, system: str | None = None, stop: Sequence[str] = (), ignore_eos: bool = False,
-                 batch_size: int = 1, on_tokens: Callable[[int, Sequence[int]], None] | None = None,
+                 options: dict[str, Any] | None = None, verifier: str = "follow", max_new_tokens: int = 128,
+                 temperature: float = 0.0, top_k: int | None = None, top_p: float | None = None,
+                 min_p: float | None = None, seed: int = 0, row_ids: Sequence[int] | None = None, chat: bool = False,
+                 system: str | None = None, stop: Sequence[str] = (), ignore_eos: bool = False, batch_size: int = 1,
+                 on_tokens: Callable[[int, Sequence[int]], None] | None = None,
                  on_completion: Callable[[int, Completion], None] | None = None) -> Run:
         """Decodes prompts in batches.
 
         Args:
           prompts: texts or token ids.
           method, options: a key of `decoding.METHODS` and its options.
+          verifier: a key of `decoding.VERIFIERS`.
           max_new_tokens: per prompt, end of text included.
           temperature: 0 is greedy. top_k, top_p, min_p: see `decoding.sampling`.
-          seed: with the prompt's index it decides all noise, whatever the batch size and the exact method.
+          seed: with the prompt's id it decides all noise, whatever the batch size and the exact method.
+          row_ids: ids of the prompts, their indices by default. A job that is resumed gives those it had before.
           chat, system: wrap text prompts in the model's chat template.
           stop: strings that end a completion; they are left out of its text.
           ignore_eos: go on at end of text (for measurements).
@@ -146,8 +173,13 @@ class LanguageModel:
             raise ValueError("a stop string is empty: give it at least one character")
         if stop and self.tokenizer is None:
             raise ValueError("stop strings need a tokenizer and this checkpoint has none")
-        decoder = make_decoder(method, self.model, sampler=make_sampler(temperature, top_k, top_p, min_p),
-                               eos=() if ignore_eos else self.eos_ids, **(options or {}))
+        names = np.arange(len(prompts)) if row_ids is None else np.asarray(row_ids)
+        whole = names.shape == (len(prompts),) and names.dtype.kind in "iu"
+        if not whole or not 0 <= names.min() <= names.max() < 2**31:
+            raise ValueError(f"row_ids must be one whole number per prompt ({len(prompts)}), from 0 to 2**31 - 1, got "
+                             f"{row_ids!r:.60}")
+        decoder = self.decoder(method, options, verifier=verifier, temperature=temperature, top_k=top_k, top_p=top_p,
+                               min_p=min_p, ignore_eos=ignore_eos)
         rows = [self.encode(p, chat=chat, system=system) if isinstance(p, str) else list(p) for p in prompts]
         longest, vocabulary = self.model.config.max_positions, self.model.config.vocab_size
         for i, row in enumerate(rows):
@@ -159,12 +191,15 @@ class LanguageModel:
             if len(row) + max_new_tokens > longest:
                 raise ValueError(f"prompt {i} has {len(row)} tokens and max_new_tokens={max_new_tokens}, together more "
                                  f"than the model's {longest} positions: shorten one of them")
+        # What a method does not use would be part of its program all the same.
+        params = self.params if method_of(method).needs_draft else {"target": self.params["target"]}
         key = jax.random.key(seed)
         done: list[Completion] = []
         seconds = np.zeros(3)
         for first in range(0, len(rows), batch_size):
             batch = rows[first:first + batch_size]
-            completions, spent = self._batch(decoder, batch, first, key, max_new_tokens, tuple(stop), on_tokens)
+            completions, spent = self._batch(decoder, params, batch, first, names[first:first + batch_size], key,
+                                             max_new_tokens, tuple(stop), on_tokens)
             for i, completion in enumerate(completions, first):
                 if on_completion is not None:
                     on_completion(i, completion)
@@ -172,7 +207,7 @@ class LanguageModel:
             seconds += spent
         return Run(method, decoder.guarantee, tuple(done), *map(float, seconds))
 
-    def _batch(self, decoder, batch, first, key, max_new_tokens, stop, on_tokens):
+    def _batch(self, decoder, params, batch, first, names, key, max_new_tokens, stop, on_tokens):
         """(completions, [prefill, decode, compile] seconds) of prompts first, first + 1, ..."""
         lengths = np.asarray([len(row) for row in batch])
         # Learned positions end with the table: there a bucket may not go beyond what the longest allowed prompt needs.
@@ -181,8 +216,7 @@ class LanguageModel:
         for i, row in enumerate(batch):
             prompt[i, :len(row)] = row
         capacity = width + max_new_tokens
-        inputs = loop.cast(decoder, self.params, prompt, lengths, np.arange(first, first + len(batch)), key,
-                           lengths + max_new_tokens, capacity=capacity)
+        inputs = loop.cast(decoder, params, prompt, lengths, names, key, lengths + max_new_tokens, capacity=capacity)
         look = stop or on_tokens is not None
         steps = jnp.int32(_STEPS_PER_LOOK if look else np.iinfo(np.int32).max)
         prefill, compile_prefill = self._program(loop.prefill, inputs, capacity=capacity)
@@ -261,3 +295,27 @@ class LanguageModel:
 def _bucket(length: int) -> int:
     """Prompt slots: a power of two from 16, so that prompts of similar length share one program."""
     return max(16, 1 << (length - 1).bit_length())
+
+
+def _check_vocabularies(target: Checkpoint, draft: Checkpoint) -> None:
+    """Raises ValueError unless every id stands for the same token in both."""
+    theirs, ours = target.config.vocab_size, draft.config.vocab_size
+    if ours != theirs:
+        raise ValueError(f"the draft model must have the target's vocabulary: expected {theirs} tokens, got {ours}; "
+                         "use a draft with the target's tokenizer")
+    if target.tokenizer is None or draft.tokenizer is None:
+        return
+    theirs, ours = _vocabulary(target.tokenizer), _vocabulary(draft.tokenizer)
+    different = sorted(i for i in theirs.keys() | ours.keys() if theirs.get(i) != ours.get(i))
+    if different:
+        i = different[0]
+        raise ValueError(f"the draft model must have the target's tokenizer, but {len(different)} ids differ: expected "
+                         f"{theirs.get(i)!r} for {i}, got {ours.get(i)!r}; use another draft")
+
+
+def _vocabulary(tokenizer: Tokenizer) -> dict[int, str]:
+    """What every id stands for."""
+    backend = getattr(tokenizer, "backend", None)
+    if backend is None:
+        return {i: tokenizer.decode([i]) for i in range(tokenizer.vocab_size)}
+    return {i: token for token, i in backend.get_vocab(with_added_tokens=True).items()}

@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from parallax import prompts as prompt_files
 from parallax import report, zoo
-from parallax.decoding import METHODS, defaults, make_decoder, method
+from parallax.decoding import METHODS, check_settings, defaults, method
 from parallax.decoding.sampling import make_sampler
 from parallax.generate import Completion, LanguageModel, Run
 from parallax.models.config import nearest
@@ -40,7 +40,9 @@ def decode(config: Any, given: dict[str, Any], flags: Any) -> None:
         Console().print(_methods())
         return
     settings = _settings(config, given)
-    name, options = settings.pop("method"), settings.pop("options")
+    name, options, source = (settings.pop(key) for key in ("method", "options", "model"))
+    draft = settings.pop("draft") or (zoo.draft_of(source) if method(name).needs_draft else None)
+    check_settings(name, options, verifier=settings["verifier"], draft=draft is not None)
     make_sampler(settings["temperature"], settings["top_k"], settings["top_p"], settings["min_p"])
     if settings["system"] and not settings["chat"]:
         raise ValueError("a system message needs a chat: add --chat")
@@ -51,12 +53,12 @@ def decode(config: Any, given: dict[str, Any], flags: Any) -> None:
         settings["chat"] = True
     compare = sys.stdout.isatty() if flags.compare is None else flags.compare
     _use_compile_cache()
-    source = settings.pop("model")
-    model = LanguageModel.load(source)
+    model = LanguageModel.load(source, draft=draft)
     settings = {key: value or None if key in ("system", "top_k", "min_p") else value for key, value in settings.items()}
     with output or contextlib.nullcontext():
-        made_by = {"method": name, "guarantee": make_decoder(name, model.model, **options).guarantee, "model": source,
-                   "options": options, **settings}
+        law = {key: settings[key] for key in ("verifier", "temperature", "top_k", "top_p", "min_p")}
+        made_by = {"method": name, "guarantee": model.decoder(name, options, **law).guarantee, "model": source,
+                   "draft": draft, "options": options, **settings}
         run = _show(model, texts, {**settings, "method": name, "options": options},
                     lambda i, done: output and output.write(report.record(texts[i], done, made_by)))
     runs, reference = [run], None
@@ -73,14 +75,16 @@ def _compared(model: LanguageModel, texts: Sequence[str], settings: dict[str, An
 
     The compile times stay those of the first runs. A run of over a minute is not repeated.
     """
-    def again(method: str, options: dict[str, Any]) -> Run:
-        return model.generate(texts, **settings, method=method, options=options,
+    plain = {"method": "autoregressive", "options": {}, "verifier": "follow"}
+
+    def again(**changes: Any) -> Run:
+        return model.generate(texts, **{**settings, "method": name, "options": options, **changes},
                               on_tokens=(lambda *_: None) if _streams(settings) else None)
 
-    reference = again("autoregressive", {})
+    reference = again(**plain)
     if run.decode + reference.decode > 60:
         return run, reference
-    warm, warm_reference = again(name, options), again("autoregressive", {})
+    warm, warm_reference = again(), again(**plain)
     return (dataclasses.replace(warm, compile=run.compile),
             dataclasses.replace(warm_reference, compile=reference.compile))
 
@@ -90,7 +94,7 @@ def _settings(config: Any, given: dict[str, Any]) -> dict[str, Any]:
     chosen = config.get("method", given.get("method", "prompt_lookup"))
     if given.get("method", chosen) != chosen:
         raise ValueError(f"--method {given['method']} contradicts the config, which is for {chosen}: give only one")
-    drafter = method(chosen).drafter
+    method(chosen)                                      # answers an unknown one with the known
     base = defaults.get_config(chosen).to_dict()
     known = _flat(base)
     for key, value in _flat(config.to_dict()).items():
@@ -100,9 +104,7 @@ def _settings(config: Any, given: dict[str, Any]) -> dict[str, Any]:
         fitting = {float: (float, int), tuple: (tuple, list)}.get(wanted, (wanted,))
         if known[key] is not None and type(value) not in fitting:
             raise ValueError(f"the config's {key} must be of type {wanted.__name__}, got {value!r}")
-    result = {**base, **config.to_dict(), **given}
-    drafter(**result["options"])                        # checks their values
-    return result
+    return {**base, **config.to_dict(), **given}
 
 
 def _flat(config: dict[str, Any]) -> dict[str, Any]:

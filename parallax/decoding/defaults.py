@@ -14,9 +14,11 @@ def get_config(method: str = "prompt_lookup") -> ml_collections.ConfigDict:
     """
     config = ml_collections.ConfigDict()
     config.model = "smollm2-135m"
+    config.draft = ""                   # draft model of the method `draft_model`; empty: the zoo's own for the model
     config.method = method
     config.options = ml_collections.ConfigDict(options_of(method) if method in METHODS else {})
 
+    config.verifier = "follow"          # or "rejection", for drafts that are drawn from a law
     config.chat = False                 # wrap the prompt in the model's chat template
     config.system = ""                  # system message of the chat; empty: the template's own
     config.max_new_tokens = 256         # per prompt, end of text included

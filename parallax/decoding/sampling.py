@@ -6,16 +6,24 @@ Order of the warpers (the order of Hugging Face's `generate`): temperature, top-
 
 Noise that decides target tokens is a function of (sequence key, absolute position) alone. So the token at a position is
 the same whether it was reached by plain decoding, along a chain or through a tree, alone or in a batch.
+
+All other noise (of drafts, acceptance and residuals) is private to a step: a function of (sequence key, length at the
+start of the step, position, tag). Position alone would not do: a rule that looks beyond the tokens it emits would meet
+the noise that it has looked at again in the next step.
 """
 
 from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int, Key
 
 from parallax.decoding.base import policy, static
+
+DRAFT, ACCEPT, RESIDUAL = range(3)          # tags of private noise
+_PRIVATE = 2**31                            # in front of the tags: beyond all positions, which are int32
 
 
 def row_keys(key: Key[Array, ""], row_ids: Int[Array, "B"]) -> Key[Array, "B"]:
@@ -26,6 +34,21 @@ def row_keys(key: Key[Array, ""], row_ids: Int[Array, "B"]) -> Key[Array, "B"]:
 def noise_target(keys: Key[Array, "B"], position: Int[Array, "B"], size: int) -> Float[Array, "B V"]:
     """Gumbel noise that decides the token at `position`."""
     return jax.vmap(lambda key, p: jax.random.gumbel(jax.random.fold_in(key, p), (size,)))(keys, position)
+
+
+def private_keys(keys: Key[Array, "B"], start: Int[Array, "B"], position: Int[Array, "B"], tag: int) -> Key[Array, "B"]:
+    """Keys of noise that is used once, in the step that began at length `start`, for `position` and one purpose."""
+    def fold(key, start, position):
+        key = jax.random.fold_in(key, np.uint32(_PRIVATE + tag))
+        return jax.random.fold_in(jax.random.fold_in(key, start), position)
+
+    return jax.vmap(fold)(keys, start, position)
+
+
+def noise_private(keys: Key[Array, "B"], start: Int[Array, "B"], position: Int[Array, "B"], tag: int,
+                  size: int) -> Float[Array, "B V"]:
+    """Gumbel noise of `private_keys`; never that of `noise_target`."""
+    return jax.vmap(lambda key: jax.random.gumbel(key, (size,)))(private_keys(keys, start, position, tag))
 
 
 def argmax(values: Float[Array, "*lead V"]) -> Int[Array, "*lead"]:

@@ -58,12 +58,14 @@ class Speculative:
         return self.drafter.depth
 
     def check(self) -> None:
-        """Raises ValueError for a model that left-to-right decoding cannot drive."""
+        """Raises ValueError for a model that left-to-right decoding cannot drive, or parts that do not fit together."""
         config = self.model.config
         if config.alignment != "shifted" or config.visibility != "causal":
             raise ValueError("speculative decoding needs a causal model whose row i predicts token i + 1 (alignment "
                              f"'shifted', visibility 'causal'); this one has {config.alignment!r} and "
                              f"{config.visibility!r}")
+        self.drafter.check(self.model)
+        self.verifier.check(self.drafter.kind)
 
     def init(self, params: Params, prompt, prompt_length, keys, limit, capacity: int) -> DecodeState:
         batch, width = prompt.shape
@@ -104,9 +106,7 @@ class Speculative:
     def step(self, params: Params, state: DecodeState) -> tuple[DecodeState, StepInfo]:
         ctx = self._context(params, state.tokens, state.length, state.cache, state.key)
         draft, own = self.drafter.propose(params.get("draft"), state.own, ctx)
-        if draft.kind not in self.verifier.kinds:
-            raise ValueError(f"{type(self.verifier).__name__} cannot verify a {draft.kind} draft: it takes "
-                             f"{', '.join(self.verifier.kinds)}")
+        self.verifier.check(draft.kind)
         block = tree.block(draft, state.length)
         out, logits, rows = self._forward(params["target"], draft, block, state)
         verdict = self.verifier(draft, logits, state.key, state.length)
@@ -143,8 +143,8 @@ class Speculative:
             kv = KV(*(tuple(_widen(x, size) for x in side) for side in out.kv[:2]), block.positions)
             return Output(_widen(out.hidden, size), _widen(out.taps, size), kv), _widen(logits, size)
 
-        if size == 1:
-            return *run(1), 1
+        if size == 1 or draft.certain:
+            return *run(size), size
         drafted = (draft.valid[:, 1:].any(1) & ~state.done).any()
         return *lax.cond(drafted, lambda: run(size), lambda: run(1)), jnp.where(drafted, size, 1)
 

@@ -5,10 +5,10 @@
     testing.check_all(my_decoder, case)        # built on case.model
 """
 
-from parallax.testing.invariants import CHECKS, Case, check_all
-from parallax.testing.oracle import MarkovModel, OracleDrafter, markov_law, sample_many
+from parallax.testing.invariants import CHECKS, Case, check_all, check_cache, checks_of
+from parallax.testing.oracle import MarkovModel, OracleDrafter, markov_law, p_value, run_many, sample_many
 from parallax.testing.reference import reference_decode
 from parallax.testing.tiny import tiny_config, tiny_model
 
-__all__ = ["CHECKS", "Case", "MarkovModel", "OracleDrafter", "check_all", "markov_law", "reference_decode",
-           "sample_many", "tiny_config", "tiny_model"]
+__all__ = ["CHECKS", "Case", "MarkovModel", "OracleDrafter", "check_all", "check_cache", "checks_of", "markov_law",
+           "p_value", "reference_decode", "run_many", "sample_many", "tiny_config", "tiny_model"]

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from parallax.decoding import loop
-from parallax.decoding.base import Decoder, Draft, policy, static
+from parallax.decoding.base import Decoder, Draft, Drafter, Result, policy, static
 from parallax.decoding.tree import Shape
 from parallax.models import KV, Block, Cache, Model, Output
 from parallax.testing.tiny import tiny_config
@@ -59,19 +59,37 @@ def markov_law(probabilities: Float[np.ndarray, "V V"], first: int, length: int)
     return law
 
 
-def sample_many(decoder: Decoder, params, prompt: list[int], new_tokens: int, draws: int, seed: int = 0) -> np.ndarray:
-    """`draws` independent continuations [draws, new_tokens] of one prompt, each through the compiled loop."""
+def run_many(decoder: Decoder, params, prompt: list[int], new_tokens: int, draws: int, seed: int = 0) -> Result:
+    """`draws` independent runs of one prompt, each through the compiled loop alone; leaves have [draws, 1, ...]."""
     capacity = len(prompt) + new_tokens
     inputs = loop.cast(decoder, params, [prompt], len(prompt), None, seed, capacity, capacity=capacity)
 
     def one(row):
-        return loop.run(inputs._replace(row_ids=row[None]), capacity).tokens[0, len(prompt):]
+        return loop.run(inputs._replace(row_ids=row[None]), capacity)
 
-    return np.asarray(jax.jit(jax.vmap(one))(jnp.arange(draws)))
+    return jax.tree.map(np.asarray, jax.jit(jax.vmap(one))(jnp.arange(draws)))
+
+
+def sample_many(decoder: Decoder, params, prompt: list[int], new_tokens: int, draws: int, seed: int = 0) -> np.ndarray:
+    """`draws` independent continuations [draws, new_tokens] of one prompt."""
+    return run_many(decoder, params, prompt, new_tokens, draws, seed).tokens[:, 0, len(prompt):]
+
+
+def p_value(samples: Int[np.ndarray, "draws length"], law: Float[np.ndarray, "outcomes"]) -> float:
+    """Of continuations under their law (of `markov_law`), by chi-square. 0 if one of them cannot occur."""
+    from scipy.special import chdtrc  # late: the oracles themselves need no statistics
+
+    draws, length = samples.shape
+    size = round(len(law) ** (1 / length))
+    seen = np.bincount(samples @ size ** np.arange(length)[::-1], minlength=len(law))
+    if seen[law == 0].any():
+        return 0.0
+    expected = draws * law[law > 0]
+    return float(chdtrc(len(expected) - 1, ((seen[law > 0] - expected) ** 2 / expected).sum()))
 
 
 @policy
-class OracleDrafter:
+class OracleDrafter(Drafter):
     """Drafts from the right answer: params["draft"] [B, N] holds the target's own tokens.
 
     Attributes:
@@ -93,9 +111,6 @@ class OracleDrafter:
         parents = self.shape.parents
         return tuple(parents[1:].count(parent) for parent in parents)
 
-    def init(self, params, ctx, prompt, prompt_length):
-        return ()
-
     def propose(self, params: Int[Array, "B N"], own, ctx):
         size = ctx.model.config.vocab_size
         columns = [jnp.take_along_axis(ctx.tokens, ctx.length[:, None] - 1, 1)]
@@ -107,6 +122,3 @@ class OracleDrafter:
             columns.append((token + rank - place) % size)
         tokens = jnp.concatenate(columns, 1)
         return Draft(tokens, self.shape.parents, jnp.ones_like(tokens, bool), depth=self.depth), own
-
-    def observe(self, params, own, advance, step, ctx):
-        return own

@@ -163,6 +163,32 @@ def test_a_verifier_refuses_drafts_of_a_kind_it_cannot_verify():
     assert run(Nothing(), verifier=Loose()).info.emitted.tolist() == [NEW] * 2
 
 
+@policy
+class Declared(Guess):
+    kind: ClassVar[str] = "sampled"
+
+
+def test_a_kind_that_is_known_is_refused_before_anything_compiles(monkeypatch):
+    monkeypatch.setattr(Speculative, "init", None)
+    with pytest.raises(ValueError, match="Loose cannot verify a sampled draft: it takes deterministic"):
+        run(Declared(), verifier=Loose())
+
+
+@policy
+class Fickle(OracleDrafter):
+    """Says that it always has a draft, and never has one."""
+
+    def propose(self, params, own, ctx):
+        draft, own = super().propose(params, own, ctx)
+        return draft.replace(valid=jnp.zeros_like(draft.valid).at[:, 0].set(True), certain=True), own
+
+
+def test_a_draft_that_is_certain_is_run_as_a_whole_in_every_step():
+    result = run(Fickle(shape=Shape.chain(4), right=(True,) * 4))
+    assert result.info.target_rows.tolist() == [5 * NEW] * 2 and result.info.emitted.tolist() == [NEW] * 2
+    np.testing.assert_array_equal(result.tokens, ANSWERS[:, :CAPACITY])
+
+
 def test_two_decoders_of_equal_parts_are_one_program():
     drafter = OracleDrafter(shape=Shape.chain(4), right=(True,) * 4)
     one, other = (Speculative(model=MODEL, drafter=d) for d in (drafter, dataclasses.replace(drafter)))

@@ -6,21 +6,15 @@ from typing import ClassVar
 
 import jax.numpy as jnp
 
-from parallax.decoding.base import Draft, policy
+from parallax.decoding.base import Draft, Drafter, policy
 
 
 @policy
-class Nothing:
+class Nothing(Drafter):
     """Proposes only the pending token, so each step emits exactly one."""
 
     depth: ClassVar[int] = 0
 
-    def init(self, params, ctx, prompt, prompt_length):
-        return ()
-
     def propose(self, params, own, ctx):
         pending = jnp.take_along_axis(ctx.tokens, ctx.length[:, None] - 1, 1)
         return Draft(pending, (0,), jnp.ones_like(pending, bool), depth=0), own
-
-    def observe(self, params, own, advance, step, ctx):
-        return own

@@ -10,12 +10,12 @@ from typing import Literal
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from parallax.decoding.base import Draft, policy, static
+from parallax.decoding.base import Draft, Drafter, policy, static
 from parallax.decoding.tree import Shape
 
 
 @policy
-class PromptLookup:
+class PromptLookup(Drafter):
     """Copies the tokens behind the longest earlier match of the current suffix.
 
     Attributes:
@@ -44,9 +44,6 @@ class PromptLookup:
     def depth(self) -> int:
         return self.draft_length
 
-    def init(self, params, ctx, prompt, prompt_length):
-        return ()
-
     def propose(self, params, own, ctx):
         tokens, length = ctx.tokens, ctx.length
         end = self.find(tokens, length)                                                    # [B], -1 without a match
@@ -56,9 +53,6 @@ class PromptLookup:
         valid = (end[:, None] >= 0) & (source < length[:, None])
         return Draft(jnp.concatenate([pending, copied], 1), Shape.chain(self.draft_length).parents,
                      jnp.concatenate([jnp.ones_like(pending, bool), valid], 1), depth=self.draft_length), own
-
-    def observe(self, params, own, advance, step, ctx):
-        return own
 
     def find(self, tokens: Int[Array, "B N"], length: Int[Array, "B"]) -> Int[Array, "B"]:
         """Index of the last token of the best earlier match of the suffix, -1 if there is none.

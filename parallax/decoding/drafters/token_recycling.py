@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Int
 
-from parallax.decoding.base import Draft, policy, static
+from parallax.decoding.base import Draft, Drafter, policy, static
 from parallax.decoding.tree import Shape
 
 # How often the next token was the one of each rank in the latest row of the current token: 1168 tokens that
@@ -21,7 +21,7 @@ _ACCEPTANCE = (0.31, 0.074, 0.017, 0.015, 0.012, 0.012, 0.005, 0.005)
 
 
 @policy
-class TokenRecycling:
+class TokenRecycling(Drafter):
     """Keeps the latest top tokens behind every token in a table, and fills a static tree from it.
 
     Attributes:

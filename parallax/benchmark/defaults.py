@@ -1,0 +1,35 @@
+"""The default benchmark config: every registered method on the built-in editing prompt."""
+
+from __future__ import annotations
+
+import ml_collections
+
+from parallax.decoding import METHODS
+
+
+def get_config() -> ml_collections.ConfigDict:
+    """A locked config.
+
+    `methods` holds names, texts `NAME:option=value:...` or dicts with `name`, and if wanted `options`, `verifier` and
+    `label`; plain decoding always runs besides. Without `prompts` the built-in editing prompt is used, as a chat.
+    """
+    config = ml_collections.ConfigDict()
+    config.model = "smollm2-135m"
+    config.draft = ""                   # draft model, for the methods that take one; empty: those are left out
+    config.methods = tuple(METHODS)
+    config.prompts = ()                 # prompt files
+    config.count = 20                   # prompts per file, evenly spread over it
+    config.repeats = 3                  # times that everything is measured
+
+    config.chat = False                 # wrap prompts in the model's chat template
+    config.system = ""                  # system message of the chat; empty: the template's own
+    config.max_new_tokens = 128         # per prompt, end of text included
+    config.ignore_eos = False           # go on at end of text
+    config.batch_size = 1               # prompts decoded together
+
+    config.temperature = 0.0            # 0 is greedy
+    config.top_k = 0                    # 0 keeps all
+    config.top_p = 1.0                  # 1 keeps all
+    config.min_p = 0.0                  # 0 keeps all
+    config.seed = 0                     # of the first repeat; each further one takes the next
+    return config.lock()

@@ -1,0 +1,194 @@
+"""What a benchmark compares and on what: the config and the flags, checked before anything is loaded."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import hashlib
+import json
+import pathlib
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from parallax import prompts as prompt_files
+from parallax.benchmark import defaults
+from parallax.decoding import check_settings, make_sampler, method, options_of
+from parallax.models.config import nearest
+
+REFERENCE = "autoregressive"
+
+
+@dataclasses.dataclass(frozen=True)
+class Contender:
+    """A method with its options and its verifier; `label` names it in the tables."""
+
+    label: str
+    name: str
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)
+    verifier: str = "follow"
+
+
+@dataclasses.dataclass(frozen=True)
+class Prompts:
+    """The prompts taken from one file: `file` as the user gave it, `index` where they stood in it."""
+
+    file: str
+    label: str
+    texts: tuple[str, ...]
+    index: tuple[int, ...]
+
+    @property
+    def sha256(self) -> str:
+        return hashlib.sha256(json.dumps(self.texts).encode()).hexdigest()
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """A checked benchmark. `contenders` begin with plain decoding; `baselines` are labels of other engines.
+
+    `decoding` is what every method is called with: max_new_tokens, ignore_eos, temperature, top_k, top_p, min_p.
+    """
+
+    model: str
+    draft: str
+    contenders: tuple[Contender, ...]
+    prompts: tuple[Prompts, ...]
+    chat: bool
+    system: str
+    batch_size: int
+    repeats: int
+    seed: int
+    decoding: dict[str, Any]
+    baselines: tuple[str, ...] = ()
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        return (*(contender.label for contender in self.contenders), *self.baselines)
+
+    def describe(self) -> dict[str, Any]:
+        """All that decides what is measured, as JSON knows it; of prompts what they hash to."""
+        methods = {c.label: {"name": c.name, "options": {**options_of(c.name), **c.options}, "verifier": c.verifier}
+                   for c in self.contenders}
+        files = {p.file: {"prompts": len(p.texts), "sha256": p.sha256} for p in self.prompts}
+        result = {"model": self.model, "draft": self.draft, "methods": methods, "baselines": list(self.baselines),
+                  "prompts": files, "chat": self.chat, "system": self.system, "batch_size": self.batch_size,
+                  "repeats": self.repeats, "seed": self.seed, **self.decoding}
+        return json.loads(json.dumps(result, default=str))
+
+
+def resolve(config: Any, given: Mapping[str, Any], baselines: Sequence[str] = ()) -> Settings:
+    """The defaults, the config over them, and the flags over both.
+
+    A method of the config that needs a draft model is left out, with a notice on stderr, where there is none.
+
+    Raises:
+      ValueError: an unknown key or method, a value of another type or out of range, a prompt file that cannot be used.
+    """
+    chosen = _merged(config, given)
+    for key in ("count", "repeats", "max_new_tokens", "batch_size"):
+        if chosen[key] < 1:
+            raise ValueError(f"{key} must be at least 1, got {chosen[key]}")
+    make_sampler(chosen["temperature"], chosen["top_k"], chosen["top_p"], chosen["min_p"])
+    if not 0 <= chosen["seed"] <= 2**31 - chosen["repeats"]:
+        raise ValueError(f"seed must be from 0 to {2**31 - chosen['repeats']}, got {chosen['seed']}")
+    chat = chosen["chat"] or not chosen["prompts"]
+    if chosen["system"] and not chat:
+        raise ValueError("a system message needs a chat: add --chat")
+    contenders = _contenders(chosen["methods"], chosen["draft"], wanted="methods" in given)
+    labels = [*(c.label for c in contenders), *baselines]
+    twice = next((label for label in labels if labels.count(label) > 1), None)
+    if twice is not None:
+        raise ValueError(f"the method {twice!r} is there twice: leave one out, or give each its own label in a config")
+    prompts = _prompts(chosen["prompts"], chosen["count"])
+    decoding = {key: chosen[key] for key in ("max_new_tokens", "ignore_eos", "temperature", "top_k", "top_p", "min_p")}
+    decoding |= {key: decoding[key] or None for key in ("top_k", "min_p")}
+    return Settings(chosen["model"], chosen["draft"], contenders, prompts, chat, chosen["system"],
+                    chosen["batch_size"], chosen["repeats"], chosen["seed"], decoding, tuple(baselines))
+
+
+def _merged(config: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    base, over = defaults.get_config().to_dict(), config.to_dict()
+    for key, value in over.items():
+        if key not in base:
+            raise ValueError(f"the config has no key {key!r}: expected one of {', '.join(base)}{nearest(key, base)}")
+        fitting = {float: (float, int), tuple: (tuple, list)}.get(type(base[key]), (type(base[key]),))
+        if type(value) not in fitting:
+            raise ValueError(f"the config's {key} must be of type {type(base[key]).__name__}, got {value!r}")
+    return {**base, **over, **given}
+
+
+def _contenders(entries: Sequence[Any], draft: str, *, wanted: bool) -> tuple[Contender, ...]:
+    """Plain decoding and the methods, fit for each other. `wanted`: each was asked for by name, so none is left out."""
+    result = [Contender(REFERENCE, REFERENCE)]
+    for chosen in map(contender, entries):
+        needy = method(chosen.name).needs_draft
+        if needy and not draft and not wanted:
+            print(f"{chosen.label} is left out: it needs a draft model, give one with --draft", file=sys.stderr)
+            continue
+        check_settings(chosen.name, chosen.options, verifier=chosen.verifier, draft=needy and bool(draft))
+        result += [chosen] if chosen.name != REFERENCE else []
+    if draft and not any(method(chosen.name).needs_draft for chosen in result):
+        raise ValueError(f"none of the methods uses the draft model {draft!r}: add one that does to --methods, or "
+                         "leave out --draft")
+    return tuple(result)
+
+
+def contender(entry: str | Mapping[str, Any]) -> Contender:
+    """From `NAME:option=value:verifier=NAME` or a mapping with name, options, verifier and label.
+
+    Raises:
+      ValueError: an unknown method, or what is neither of the two.
+    """
+    if isinstance(entry, str):
+        entry = _parse(entry)
+    if not isinstance(entry, Mapping) or not isinstance(entry.get("options", {}), Mapping):
+        raise ValueError(f"a method must be a name or a dict with name and options, got {entry!r}")
+    known = [field.name for field in dataclasses.fields(Contender)]
+    for key in entry:
+        if key not in known:
+            raise ValueError(f"a method of the config has no key {key!r}: expected one of {', '.join(known)}"
+                             f"{nearest(key, known)}")
+    name, options, verifier = entry.get("name"), dict(entry.get("options", {})), entry.get("verifier", "follow")
+    method(name)
+    named = {**options, **({"verifier": verifier} if verifier != "follow" else {})}
+    return Contender(entry.get("label") or " ".join([name, *(f"{k}={v}" for k, v in named.items())]), name, options,
+                     verifier)
+
+
+def _parse(text: str) -> dict[str, Any]:
+    name, *pairs = text.strip().split(":")
+    options = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals:
+            raise ValueError(f"{text!r} is no method with options: expected NAME:option=value:option=value")
+        try:
+            options[key] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            options[key] = value
+    verifier = {"verifier": options.pop("verifier")} if "verifier" in options else {}
+    return {"name": name, "options": options, **verifier}
+
+
+def _has_what_it_needs(contender: Contender) -> bool:
+    if method(contender.name).needs_draft:
+        print(f"{contender.label} is left out: it needs a draft model, give one with --draft", file=sys.stderr)
+        return False
+    return True
+
+
+def _prompts(files: Sequence[str], count: int) -> tuple[Prompts, ...]:
+    if not files:
+        return (Prompts("built-in", "built-in", (prompt_files.EDITING,), (0,)),)
+    result = []
+    for file in files:
+        if files.count(file) > 1:
+            raise ValueError(f"the prompt file {file!r} is there twice: give it once")
+        texts = prompt_files.read(file)
+        size = min(count, len(texts))
+        index = tuple(i * len(texts) // size for i in range(size))
+        label = pathlib.PurePath(file).name.split(".")[0]
+        result.append(Prompts(file, label, tuple(texts[i] for i in index), index))
+    labels = [prompts.label for prompts in result]
+    return tuple(dataclasses.replace(p, label=p.file) if labels.count(p.label) > 1 else p for p in result)
