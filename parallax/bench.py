@@ -16,7 +16,7 @@ from parallax import cli
 
 _SETTINGS = {       # flags that are short for --config.NAME, and their types
     "model": (flags.DEFINE_string, "Zoo name, Hugging Face folder, .gguf file or Hub id."),
-    "draft": (flags.DEFINE_string, "Draft model, of the same kinds."),
+    "draft": (flags.DEFINE_string, "Draft model of the method draft_model, named as --model."),
     "methods": (flags.DEFINE_multi_string, "Methods with a comma between them, as NAME or NAME:option=value:..."),
     "prompts": (flags.DEFINE_multi_string, "A text or .jsonl file; may be given several times."),
     "count": (flags.DEFINE_integer, "Prompts per file, evenly spread over it."),

@@ -62,6 +62,17 @@ class Fetched(Entry):
 
 SHIPPED = Path(__file__).parent / "shipped"
 MODELS: dict[str, Entry] = {
+    "tiny-python": Shipped(
+        what="a Llama of 1.05M parameters that writes Python, trained on CPython's standard library",
+        licence="Apache-2.0",
+        size="2.2 MB, in the package",
+        draft="tiny-python-draft",
+    ),
+    "tiny-python-draft": Shipped(
+        what="its one-layer drafter, distilled on text that it wrote",
+        licence="Apache-2.0",
+        size="0.3 MB, in the package",
+    ),
     "smollm2-135m": Fetched(
         what="SmolLM2-135M-Instruct, a Llama of 135M parameters that chats in English (dequantised from Q4_1)",
         licence="Apache-2.0",

@@ -3,11 +3,13 @@
 import ast
 import pathlib
 import re
+import runpy
 
 import pytest
 
 import parallax
 from parallax.decoding import METHODS
+from parallax.train.objectives import OBJECTIVES
 
 ROOT = pathlib.Path(__file__).parents[1]
 SOURCES = sorted(p for folder in ("parallax", "benchmarks", "configs", "tests") for p in (ROOT / folder).rglob("*.py"))
@@ -31,7 +33,7 @@ def test_modules_are_short_and_commands_shorter():
     for path in SOURCES:
         lines = len(path.read_text().splitlines())
         assert lines <= 500, f"{path} has {lines} lines: make it two modules"
-    for command in ("decode", "convert"):
+    for command in ("bench", "convert", "decode", "train/__main__"):
         assert len((ROOT / "parallax" / f"{command}.py").read_text().splitlines()) <= 60
 
 
@@ -43,3 +45,17 @@ def test_every_method_is_in_the_readme_and_has_a_config(name):
 
 def test_the_version_is_the_same_everywhere():
     assert re.search(rf"version: {re.escape(parallax.__version__)}", (ROOT / "CITATION.cff").read_text())
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs").rglob("*.py")), ids=lambda p: str(p.relative_to(ROOT)))
+def test_every_config_says_how_to_run_it_and_has_a_smoke_variant(path):
+    module = runpy.run_path(str(path))
+    command = {"decode": "parallax.decode", "train": "parallax.train", "bench": "parallax.bench"}[path.parent.name]
+    assert f"python -m {command} --config {path.stem}" in module["__doc__"]
+    assert module["get_config"]("smoke").to_dict() != module["get_config"]().to_dict()
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_every_objective_has_a_config(name):
+    configs = [runpy.run_path(str(p))["get_config"]() for p in (ROOT / "configs" / "train").glob("*.py")]
+    assert name in {config.get("objective") for config in configs}

@@ -1,6 +1,6 @@
 """Where copying pays: SmolLM2 on 20 editing and copying tasks, prompt lookup with short and long drafts.
 
-    python -m parallax.bench --config editing --output bench-editing
+    python -m parallax.bench --config editing --output bench/editing
 
 Two CPU cores, a quarter of an hour: prompt lookup 4.25 tokens per forward and 2.9 times plain decoding with drafts of
 7 tokens, token recycling 2.15 and 1.3 times; equal tokens in all 20.

@@ -19,7 +19,7 @@ def get_config(variant: str = ""):
     config.data.source = ("runs/selfgen",)
     config.sequence_length = 224                # a whole text
     config.batch_size = 16
-    config.steps = 3000
+    config.steps = 1000
     config.optimizer.update(learning_rate=5e-3, warmup=100, final=0.02, weight_decay=0.0)
     config.loss.update(name="lk_hybrid", depth=4)
     if variant == "smoke":

@@ -11,11 +11,12 @@ def get_config() -> ml_collections.ConfigDict:
     """A locked config.
 
     `methods` holds names, texts `NAME:option=value:...` or dicts with `name`, and if wanted `options`, `verifier` and
-    `label`; plain decoding always runs besides. Without `prompts` the built-in editing prompt is used, as a chat.
+    `label`; plain decoding always runs besides. Those that need a draft model are left out where there is none.
+    Without `prompts` the built-in editing prompt is used, as a chat.
     """
     config = ml_collections.ConfigDict()
     config.model = "smollm2-135m"
-    config.draft = ""                   # draft model, for the methods that take one; empty: those are left out
+    config.draft = ""                   # draft model of the methods that need one; empty: the zoo's own for the model
     config.methods = tuple(METHODS)
     config.prompts = ()                 # prompt files
     config.count = 20                   # prompts per file, evenly spread over it

@@ -58,8 +58,8 @@ def summary(settings: Settings, processes: Sequence[dict[str, Any]], records) ->
                     + (", chat template" if settings.chat else ""),
         "prompts": "; ".join(f"{p.file} ({len(p.texts)} prompts, {_lengths(records, p.label)} tokens, sha256 "
                              f"{p.sha256[:12]})" for p in settings.prompts),
-        "measured": f"{settings.repeats} times each, all methods in turn, in {count} process{'es' * (count > 1)}, "
-                    f"first on {began} UTC",
+        "measured": f"{settings.repeats} repeat{'s' * (settings.repeats > 1)}, all methods in turn, in {count} "
+                    f"process{'es' * (count > 1)}, first on {began} UTC",
     }
     facts["hardware"] = " and ".join(dict.fromkeys(map(_where, processes)))
     return facts

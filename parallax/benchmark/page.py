@@ -123,7 +123,7 @@ table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size
 th, td { padding: .35rem .7rem; text-align: right; white-space: nowrap; border-bottom: 1px solid var(--line); }
 th { color: var(--soft); font-weight: 600; white-space: normal; vertical-align: bottom; }
 th:first-child, th:nth-child(2), td:nth-child(2) { text-align: left; }
-tbody th { color: var(--ink); white-space: nowrap; }
+tbody th { min-width: 9rem; color: var(--ink); }
 tr.reference { background: var(--faint); }
 .plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 24rem), 1fr)); gap: 1.5rem; }
 figure { margin: 0; padding: 1rem; border: 1px solid var(--line); border-radius: .5rem; }

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from parallax import prompts as prompt_files
+from parallax import zoo
 from parallax.benchmark import defaults
 from parallax.decoding import check_settings, make_sampler, method, options_of
 from parallax.models.config import nearest
@@ -95,15 +96,22 @@ def resolve(config: Any, given: Mapping[str, Any], baselines: Sequence[str] = ()
     chat = chosen["chat"] or not chosen["prompts"]
     if chosen["system"] and not chat:
         raise ValueError("a system message needs a chat: add --chat")
-    contenders = _contenders(chosen["methods"], chosen["draft"], wanted="methods" in given)
+    draft = chosen["draft"] or zoo.draft_of(chosen["model"]) or ""
+    contenders = _contenders(chosen["methods"], draft, wanted="methods" in given)
+    if not any(method(c.name).needs_draft for c in contenders):
+        if chosen["draft"]:
+            raise ValueError(f"none of the methods uses the draft model {draft!r}: add one that does to --methods, or "
+                             "leave out --draft")
+        draft = ""
     labels = [*(c.label for c in contenders), *baselines]
     twice = next((label for label in labels if labels.count(label) > 1), None)
     if twice is not None:
         raise ValueError(f"the method {twice!r} is there twice: leave one out, or give each its own label in a config")
     prompts = _prompts(chosen["prompts"], chosen["count"])
     decoding = {key: chosen[key] for key in ("max_new_tokens", "ignore_eos", "temperature", "top_k", "top_p", "min_p")}
-    decoding |= {key: decoding[key] or None for key in ("top_k", "min_p")}
-    return Settings(chosen["model"], chosen["draft"], contenders, prompts, chat, chosen["system"],
+    decoding |= {"top_k": chosen["top_k"] or None, "min_p": chosen["min_p"] or None,
+                 "top_p": chosen["top_p"] if chosen["top_p"] < 1 else None}
+    return Settings(chosen["model"], draft, contenders, prompts, chat, chosen["system"],
                     chosen["batch_size"], chosen["repeats"], chosen["seed"], decoding, tuple(baselines))
 
 
@@ -128,9 +136,6 @@ def _contenders(entries: Sequence[Any], draft: str, *, wanted: bool) -> tuple[Co
             continue
         check_settings(chosen.name, chosen.options, verifier=chosen.verifier, draft=needy and bool(draft))
         result += [chosen] if chosen.name != REFERENCE else []
-    if draft and not any(method(chosen.name).needs_draft for chosen in result):
-        raise ValueError(f"none of the methods uses the draft model {draft!r}: add one that does to --methods, or "
-                         "leave out --draft")
     return tuple(result)
 
 

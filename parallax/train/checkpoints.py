@@ -45,6 +45,8 @@ class Checkpoints:
     """
 
     def __init__(self, workdir: str | pathlib.Path, *, keep: int = 3, keep_every: int | None = None):
+        if keep < 1:
+            raise ValueError(f"keep must be at least 1 checkpoint, got {keep}")
         _quiet()
         self.folder = pathlib.Path(workdir).absolute() / "checkpoints"
         self._saving: int | None = None
@@ -114,7 +116,8 @@ class Checkpoints:
           ValueError: the checkpoint holds other leaves, shapes or types.
           OSError: there is none, or it is damaged.
         """
-        with _reading(self.folder, step, _ITEMS):
+        with _reading(self.folder, step):
+            _verify(self.folder / str(step), _ITEMS)
             leaves = self._manager.restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore())).meta["leaves"]
         _must_fit(f"checkpoint {step} in {self.folder}", leaves, _leaves(params_like, rest_like))
         with _reading(self.folder, step):
@@ -177,13 +180,13 @@ def read_params(workdir: str | pathlib.Path, step: int | None = None) -> Tree:
     if step is None:
         step = max(_steps(folder), default=None)
     here = SingleDeviceSharding(jax.devices()[0])
-    with _reading(folder, step, ("params",)), ocp.StandardCheckpointer() as reader:
+    with _reading(folder, step), ocp.StandardCheckpointer() as reader:
+        _verify(folder / str(step), ("params",))
         item = folder / str(step) / "params"
         like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=here),
                             reader.metadata(item).item_metadata.tree)
         params = reader.restore(item, like)
-    is_list = lambda node: isinstance(node, list)                   # noqa: E731
-    return jax.tree.map(lambda node: tuple(node) if is_list(node) else node, params, is_leaf=is_list)
+    return _tuples(params)
 
 
 def _steps(folder: pathlib.Path) -> list[int]:
@@ -192,8 +195,8 @@ def _steps(folder: pathlib.Path) -> list[int]:
 
 
 @contextlib.contextmanager
-def _reading(folder: pathlib.Path, step: int | None, items: Sequence[str] = ()) -> Iterator[None]:
-    """Around code that reads a checkpoint: it must be there and, as far as `items` go, be what was written."""
+def _reading(folder: pathlib.Path, step: int | None) -> Iterator[None]:
+    """Around code that reads a checkpoint, which may be absent or damaged."""
     steps = _steps(folder)
     if not steps:
         raise FileNotFoundError(f"there is no checkpoint in {folder}")
@@ -201,13 +204,16 @@ def _reading(folder: pathlib.Path, step: int | None, items: Sequence[str] = ()) 
         raise FileNotFoundError(f"there is no checkpoint {step} in {folder}: expected one of "
                                 f"{', '.join(map(str, steps))}")
     try:
-        found = _sums(folder / str(step), items)
-        for name, expected in json.loads((folder / str(step) / _SUMS).read_text()).items():
-            if name.split("/")[0] in items and found.get(name) != expected:
-                raise OSError(f"{name} is not what was written")
         yield
     except Exception as error:
         raise OSError(f"checkpoint {step} in {folder} cannot be read: {_reason(error)}") from error
+
+
+def _verify(folder: pathlib.Path, items: Sequence[str]) -> None:
+    found = _sums(folder, items)
+    for name, expected in json.loads((folder / _SUMS).read_text()).items():
+        if name.split("/")[0] in items and found.get(name) != expected:
+            raise OSError(f"{name} is not what was written")
 
 
 def _sums(folder: pathlib.Path, items: Sequence[str]) -> dict[str, str]:
@@ -217,6 +223,13 @@ def _sums(folder: pathlib.Path, items: Sequence[str]) -> dict[str, str]:
         with path.open("rb") as file:
             sums[path.relative_to(folder).as_posix()] = hashlib.file_digest(file, "sha256").hexdigest()
     return sums
+
+
+def _tuples(node: Tree) -> Tree:
+    """Reading gives lists where layers were kept apart in tuples."""
+    if isinstance(node, dict):
+        return {name: _tuples(child) for name, child in node.items()}
+    return tuple(map(_tuples, node)) if isinstance(node, list) else node
 
 
 def _leaves(params: Tree, rest: Tree) -> dict[str, str]:

@@ -46,6 +46,14 @@ def test_a_draft_model_brings_in_the_methods_that_need_one():
     assert "draft_model" in settings(draft="small").labels
 
 
+def test_the_zoo_may_have_a_draft_model_for_the_model(monkeypatch):
+    monkeypatch.setattr("parallax.zoo.draft_of", {"tiny": "tinier"}.get)
+    found = settings(model="tiny")
+    assert found.draft == "tinier" and "draft_model" in found.labels
+    assert settings(model="tiny", draft="small").draft == "small"
+    assert settings(model="tiny", methods=["prompt_lookup"]).draft == ""
+
+
 @pytest.mark.parametrize("count, index", [(1, (0,)), (3, (0, 3, 6)), (10, tuple(range(10))), (50, tuple(range(10)))])
 def test_prompts_are_taken_evenly(count, index):
     found = settings(prompts=["ten.jsonl"], count=count).prompts[0]

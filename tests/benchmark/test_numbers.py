@@ -59,10 +59,10 @@ def test_times_are_per_token_where_lengths_differ(record, run):
 
 def test_prompts_decoded_together_share_their_steps(record, run):
     plain = run(range(8), range(4), decode=0.8)                     # 8 steps of 0.1
-    fast = run(range(8), range(4), decode=0.6, forwards=[2, 4], accepted=6, proposed=9, accepted_at=[6],
+    fast = run(range(8), range(4), decode=0.6, forwards=[3, 4], accepted=6, proposed=9, accepted_at=[6],
                proposed_at=[6])                                     # 4 steps of 0.15
     n = numbers.numbers([record(plain, (0, 1), m=fast)], "m", "code")
-    assert n.prompt_count == 2 and n.runs == 1 and n.tokens_per_forward == 2.0
+    assert n.prompt_count == 2 and n.runs == 1 and n.tokens_per_forward == 12 / 7
     assert n.step_cost == pytest.approx(1.5) and n.shares.plain == pytest.approx(400 / 12)
 
 

@@ -99,6 +99,12 @@ def test_old_checkpoints_go_but_for_every_nth(tmp_path):
     assert names(write(tmp_path, 1, 2, 3, 4, 5, keep=2, keep_every=2)) == ["2", "4", "5"]
 
 
+def test_to_keep_nothing_is_refused_before_anything_is_written(tmp_path):
+    with pytest.raises(ValueError, match="keep must be at least 1 checkpoint, got 0"):
+        Checkpoints(tmp_path, keep=0)
+    assert names(tmp_path) == []
+
+
 def test_a_step_is_written_once(tmp_path):
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(1, *state(1))
