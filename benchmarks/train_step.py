@@ -95,10 +95,10 @@ def floor(config: ModelConfig, rows: int, length: int):
             out += [w @ x, w.T @ g, g @ x.T]
         for _ in range(config.num_layers):
             q = q * 1.0001                                  # another operand per layer, or XLA computes it once
-            out += [jnp.einsum("bkrd,bksd->bkrs", q, k)] * 1 + [jnp.einsum("bkrs,bksd->bkrd", scores * q[0, 0, 0, 0], k)]
-            out += [jnp.einsum("bkrd,bksd->bkrs", q * 2, k), jnp.einsum("bkrs,bkrd->bksd", scores * q[0, 0, 0, 0], q),
-                    jnp.einsum("bkrs,bksd->bkrd", scores * q[0, 0, 0, 1], k),
-                    jnp.einsum("bkrs,bkrd->bksd", scores * q[0, 0, 0, 1], q)]
+            a, b = scores * q[0, 0, 0, 0], scores * q[0, 0, 0, 1]
+            out += [jnp.einsum("bkrd,bksd->bkrs", q, k), jnp.einsum("bkrs,bksd->bkrd", a, k),              # forward
+                    jnp.einsum("bkrd,bksd->bkrs", q * 2, k), jnp.einsum("bkrs,bkrd->bksd", a, q),          # of values
+                    jnp.einsum("bkrs,bksd->bkrd", b, k), jnp.einsum("bkrs,bkrd->bksd", b, q)]              # of scores
         return [x.ravel()[0] for x in jax.lax.optimization_barrier(out)]
 
     operations = 6 * tokens * sum(w.size for w in weights) + 6 * 2 * config.num_layers * rows * h * length ** 2 * d

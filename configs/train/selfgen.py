@@ -4,8 +4,8 @@
     python -m parallax.train --config selfgen --config.target=smollm2-135m --config.data.source=prompts.jsonl
 
 Sampled at temperature 1, so that the text has the target's own law. `config.json` in the workdir says which weights
-(sha256), settings and versions wrote it. Stopped, it goes on behind its last part with the very texts that it would have
-written. `:smoke` writes 16 short texts.
+(sha256), settings and versions wrote it. Stopped, it goes on behind its last part with the very texts that it would
+have written. `:smoke` writes 16 short texts.
 """
 
 from parallax.train import defaults

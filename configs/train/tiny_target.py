@@ -20,7 +20,8 @@ def get_config(variant: str = ""):
     config.optimizer.update(learning_rate=3e-3, warmup=100, schedule="cosine", final=0.05)
     if variant == "smoke":
         config.tokenizer = "bytes"
-        config.model.update(hidden_size=32, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=16, intermediate_size=64)
+        config.model.update(hidden_size=32, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=16,
+                            intermediate_size=64)
         config.sequence_length, config.batch_size = 64, 8
         config.data.limit = 20
         config.steps, config.log_every, config.eval_every, config.checkpoint_every = 30, 5, 15, 10

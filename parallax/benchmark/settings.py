@@ -16,6 +16,7 @@ from parallax import zoo
 from parallax.benchmark import defaults
 from parallax.decoding import check_settings, make_sampler, method, options_of
 from parallax.models.config import nearest
+from parallax.settings import complete
 
 REFERENCE = "autoregressive"
 
@@ -86,7 +87,7 @@ def resolve(config: Any, given: Mapping[str, Any], baselines: Sequence[str] = ()
     Raises:
       ValueError: an unknown key or method, a value of another type or out of range, a prompt file that cannot be used.
     """
-    chosen = _merged(config, given)
+    chosen = {**complete(config.to_dict(), defaults.get_config().to_dict()), **given}
     for key in ("count", "repeats", "max_new_tokens", "batch_size"):
         if chosen[key] < 1:
             raise ValueError(f"{key} must be at least 1, got {chosen[key]}")
@@ -113,17 +114,6 @@ def resolve(config: Any, given: Mapping[str, Any], baselines: Sequence[str] = ()
                  "top_p": chosen["top_p"] if chosen["top_p"] < 1 else None}
     return Settings(chosen["model"], draft, contenders, prompts, chat, chosen["system"],
                     chosen["batch_size"], chosen["repeats"], chosen["seed"], decoding, tuple(baselines))
-
-
-def _merged(config: Any, given: Mapping[str, Any]) -> dict[str, Any]:
-    base, over = defaults.get_config().to_dict(), config.to_dict()
-    for key, value in over.items():
-        if key not in base:
-            raise ValueError(f"the config has no key {key!r}: expected one of {', '.join(base)}{nearest(key, base)}")
-        fitting = {float: (float, int), tuple: (tuple, list)}.get(type(base[key]), (type(base[key]),))
-        if type(value) not in fitting:
-            raise ValueError(f"the config's {key} must be of type {type(base[key]).__name__}, got {value!r}")
-    return {**base, **over, **given}
 
 
 def _contenders(entries: Sequence[Any], draft: str, *, wanted: bool) -> tuple[Contender, ...]:
@@ -174,13 +164,6 @@ def _parse(text: str) -> dict[str, Any]:
             options[key] = value
     verifier = {"verifier": options.pop("verifier")} if "verifier" in options else {}
     return {"name": name, "options": options, **verifier}
-
-
-def _has_what_it_needs(contender: Contender) -> bool:
-    if method(contender.name).needs_draft:
-        print(f"{contender.label} is left out: it needs a draft model, give one with --draft", file=sys.stderr)
-        return False
-    return True
 
 
 def _prompts(files: Sequence[str], count: int) -> tuple[Prompts, ...]:

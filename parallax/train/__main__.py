@@ -2,8 +2,8 @@
 
 Usage: python -m parallax.train --config FILE[:VARIANT] [--workdir DIR] [--config.KEY=VALUE ...]
 
-FILE is a path or a name from configs/train. DIR (default: runs/NAME) holds the resolved config, checkpoints, metrics and
-in the end `export`, a Hugging Face folder that `python -m parallax.decode --model DIR/export` reads.
+FILE is a path or a name from configs/train. DIR (default: runs/NAME) holds the resolved config, checkpoints, metrics
+and in the end `export`, a Hugging Face folder that `python -m parallax.decode --model DIR/export` reads.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ def main(argv: list[str]) -> None:
 
 
 def _name(argv: list[str]) -> str:
-    path, _, variant = next(word for word in argv if word.startswith("--config=")).removeprefix("--config=").partition(":")
+    config = next(word for word in argv if word.startswith("--config=")).removeprefix("--config=")
+    path, _, variant = config.partition(":")
     return "-".join(filter(None, (pathlib.Path(path).stem, variant)))
 
 

@@ -50,7 +50,7 @@ def negative_log_acceptance(logp, logq, tokens):
 
 
 def lk_hybrid(logp, logq, tokens):
-    """lambda KL(p || q) + (1 - lambda)(1 - alpha) with lambda = exp(-3 alpha): learns the law first, then acceptance."""
+    """s KL(p || q) + (1 - s)(1 - alpha) with the share s = exp(-3 alpha): learns the law first, then acceptance."""
     alpha = acceptance(logp, logq)
     share = lax.stop_gradient(jnp.exp(-3 * alpha))
     return share * forward_kl(logp, logq, tokens) + (1 - share) * (1 - alpha)

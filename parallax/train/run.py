@@ -15,6 +15,7 @@ from parallax import checkpoint, sharding, zoo
 from parallax.checkpoint import Checkpoint
 from parallax.models import Model, ModelConfig
 from parallax.models.config import nearest
+from parallax.settings import complete
 from parallax.tokenizer import FileTokenizer, Tokenizer
 from parallax.train import corpus, data, defaults, simulate, tokenize
 from parallax.train.checkpoints import Checkpoints
@@ -37,7 +38,7 @@ def main(config: Any, workdir: pathlib.Path) -> None:
       FloatingPointError: the loss is not a number.
       OSError: something cannot be written.
     """
-    values = complete(config, defaults.get_config())
+    values = complete(config.to_dict(), defaults.get_config().to_dict(), extensible=("model",))
     mesh = sharding.make_mesh(**values["mesh"])
     optimizer = build(Optimizer, values["optimizer"], "optimizer")
     schedule = Schedule(**{f.name: values[f.name] for f in dataclasses.fields(Schedule)})
@@ -69,28 +70,6 @@ def main(config: Any, workdir: pathlib.Path) -> None:
     export(objective.model, state.best, tokenizer, target, workdir / "export")
     if final:
         console.print(_summary(final, workdir))
-
-
-def complete(config: Any, base: Any) -> dict[str, Any]:
-    """The config over the defaults, as plain values; unknown keys and values of another type are refused."""
-    result = base.to_dict()
-
-    def merge(into: dict, values: dict, prefix: str) -> None:
-        for key, value in values.items():
-            if key not in into and prefix != "model.":
-                raise ValueError(f"the config has no key {prefix + key!r}: expected one of "
-                                 f"{', '.join(prefix + k for k in into)}{nearest(key, into)}")
-            known = into.get(key)
-            if isinstance(known, dict) and isinstance(value, dict):
-                merge(known, value, f"{prefix}{key}.")
-                continue
-            if known is not None and not isinstance(value, {float: (float, int), tuple: (tuple, list, str)}.get(
-                    type(known), type(known))):
-                raise ValueError(f"the config's {prefix + key} must be of type {type(known).__name__}, got {value!r}")
-            into[key] = (value,) if isinstance(known, tuple) and isinstance(value, str) else value
-
-    merge(result, config.to_dict(), "")
-    return result
 
 
 def build(cls: type, values: dict[str, Any], where: str) -> Any:

@@ -18,11 +18,12 @@ from rich.table import Table
 from tqdm import tqdm
 
 from parallax import zoo
+from parallax.benchmark.numbers import distinct_4grams
 from parallax.decoding.sampling import make_sampler
 from parallax.generate import LanguageModel
+from parallax.settings import complete
 from parallax.train import corpus, data, defaults
 from parallax.train.corpus import Corpus
-from parallax.train.run import complete
 from parallax.train.workdir import Workdir
 
 _FREE = ("count", "batch_size")         # more texts may be asked for later; the batch changes no text
@@ -35,7 +36,7 @@ def main(config: Any, workdir: pathlib.Path) -> None:
       ValueError: bad input, before anything is written.
       OSError: a part cannot be written.
     """
-    values = complete(config, defaults.get_generate_config())
+    values = complete(config.to_dict(), defaults.get_generate_config().to_dict())
     make_sampler(values["temperature"], values["top_k"], values["top_p"])
     for name in ("count", "max_new_tokens", "batch_size", "shard"):
         if values[name] < 1:
@@ -92,13 +93,10 @@ def _write(lm: LanguageModel, values: dict[str, Any], prompts: list[list[int]], 
 def _summary(workdir: pathlib.Path, parts: int) -> Table:
     loaded = [corpus.load(workdir / f"part-{i:05d}.npz") for i in range(parts)]
     written = sum(len(c.tokens) - int(c.prompts.sum()) for c in loaded)
-    grams = [_distinct(c.tokens[c.starts[i] + c.prompts[i]:c.starts[i + 1]]) for c in loaded
-             for i in range(len(c.prompts))]
+    grams = [distinct_4grams(c.tokens[c.starts[i] + c.prompts[i]:c.starts[i + 1]].tolist())
+             for c in loaded for i in range(len(c.prompts))]
+    grams = [share for share in grams if share is not None]
     table = Table("texts", "tokens written", "distinct 4-grams", "in")
-    table.add_row(f"{sum(len(c.prompts) for c in loaded):,}", f"{written:,}", f"{np.mean(grams):.2f}", str(workdir))
+    table.add_row(f"{sum(len(c.prompts) for c in loaded):,}", f"{written:,}",
+                  f"{np.mean(grams):.2f}" if grams else "-", str(workdir))
     return table
-
-
-def _distinct(tokens: np.ndarray) -> float:
-    grams = list(zip(*(tokens[i:].tolist() for i in range(4))))
-    return len(set(grams)) / max(len(grams), 1)

@@ -2,9 +2,9 @@
 
 P texts, N token slots, D draft length.
 
-Where the target wrote a text greedily, its drafts need no decoding loop: a draft token counts only if all before it were
-right, and then its context is the text itself. So the drafter's guesses at every position, from one forward, decide each
-step of the decoder: the same walk (`tree.walk`) over the same chain, started behind every accepted token.
+Where the target wrote a text greedily, its drafts need no decoding loop: a draft token counts only if all before it
+were right, and then its context is the text itself. So the guesses of the drafter at every position, from one forward,
+decide each step of the decoder: the same walk (`tree.walk`) over the same chain, from behind every accepted token.
 """
 
 from __future__ import annotations

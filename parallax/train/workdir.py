@@ -56,8 +56,8 @@ class Workdir:
         for name, value in facts.items() if self.resumes else ():
             before = self._record.get(name)
             if before != value:
-                raise ValueError(f"{self.path} was begun with another {name.replace('_', ' ')} ({_short(before)} there, "
-                                 f"{_short(value)} now): restore it, or give another --workdir")
+                raise ValueError(f"{self.path} was begun with another {name.replace('_', ' ')} ({_short(before)} "
+                                 f"there, {_short(value)} now): restore it, or give another --workdir")
         self.path.mkdir(parents=True, exist_ok=True)
         record = {"config": self._config, "versions": versions(), **facts}
         if self.resumes and self._record.get("versions") not in (None, record["versions"]):

@@ -147,7 +147,7 @@ def test_the_config_of_all_methods_has_all_and_samples_with_each_verifier():
     given = {"draft": "small", "prompts": ["ten.jsonl"]}
     assert [c.name for c in resolve(get_config(), given).contenders] == list(METHODS)
     sampled = resolve(get_config("sampled"), given)
-    assert sampled.decoding["temperature"] == 0.7
+    assert sampled.decoding["temperature"] == 0.8
     assert "draft_model verifier=rejection" in sampled.labels and "draft_model" in sampled.labels
 
 
