@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from parallax.decoding import Draft, Follow, Nothing, Shape, Speculative, decode, loop, stream
+from parallax.decoding import Draft, Follow, Greedy, Nothing, Shape, Speculative, decode, loop, stream
 from parallax.decoding.base import Guarantee, policy
 from parallax.testing import MarkovModel, OracleDrafter
 
@@ -195,3 +195,9 @@ def test_two_decoders_of_equal_parts_are_one_program():
     assert jax.tree.structure(one) == jax.tree.structure(other)
     assert jax.tree.structure(one) != jax.tree.structure(dataclasses.replace(one, chunk=2))
     assert jax.tree.structure(Draft(0, 0, 0, depth=1)) != jax.tree.structure(Draft(0, 0, 0, depth=2))
+
+
+def test_parts_of_different_classes_are_never_one_program():
+    for one, other in ((Follow(), Loose()), (Nothing(), Guess()), (Nothing(), Greedy())):
+        assert jax.tree.structure(one) != jax.tree.structure(other)
+    assert jax.tree.structure(Follow()) == jax.tree.structure(Follow())
