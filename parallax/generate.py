@@ -38,6 +38,7 @@ class Completion:
     text: str
     finish: str
     target_forwards: int
+    target_rows: int                      # block rows that these computed
     accepted: int
     proposed: int
     draft_forwards: int
@@ -278,8 +279,8 @@ class LanguageModel:
         if cut is not None:
             text = text[:min(text.find(s) for s in stop if s in text)]
             finish = "stop"
-        return Completion(tuple(prompt), ids, text, finish, info.target_forwards, info.accepted, info.proposed,
-                          info.draft_forwards, tuple(info.accepted_at), tuple(info.proposed_at))
+        return Completion(tuple(prompt), ids, text, finish, info.target_forwards, info.target_rows, info.accepted,
+                          info.proposed, info.draft_forwards, tuple(info.accepted_at), tuple(info.proposed_at))
 
     def _program(self, function, *args, **static):
         """(compiled function, seconds spent compiling): compiled once per structure and shape, timed apart."""

@@ -11,7 +11,7 @@ from parallax.generate import Completion, Run
 
 
 def run(*ids, method="prompt_lookup", decode=2.0, proposed=8):
-    completions = tuple(Completion((1, 2), tuple(row), "text", "length", 4, 3, proposed, 0, (2, 1), (4, 2))
+    completions = tuple(Completion((1, 2), tuple(row), "text", "length", 4, 32, 3, proposed, 0, (2, 1), (4, 2))
                         for row in ids)
     return Run(method, "exact", completions, prefill=0.5, decode=decode, compile=1.25)
 
@@ -61,8 +61,8 @@ def test_a_record_has_what_it_takes_to_make_the_text_again():
     completion, = run([5, 6]).completions
     assert report.record("a", completion, {"model": "tiny", "seed": 3}) == {
         "prompt": "a", "prompt_ids": (1, 2), "ids": (5, 6), "text": "text", "finish": "length", "target_forwards": 4,
-        "accepted": 3, "proposed": 8, "draft_forwards": 0, "accepted_at": (2, 1), "proposed_at": (4, 2),
-        "model": "tiny", "seed": 3}
+        "target_rows": 32, "accepted": 3, "proposed": 8, "draft_forwards": 0, "accepted_at": (2, 1),
+        "proposed_at": (4, 2), "model": "tiny", "seed": 3}
 
 
 def test_a_path_is_checked_without_touching_it(tmp_path):

@@ -44,7 +44,7 @@ def bench(config: Any, given: Mapping[str, Any], flags: Any, baselines: Baseline
         print(f"all of it was measured before ({flags.output}); --overwrite measures anew", file=sys.stderr)
     results = _write(settings, folder, records)
     console = Console()
-    for table in tables.terminal(results):
+    for table in tables.terminal(results, console.width):
         console.print(table)
     console.print(f"{pathlib.Path(flags.output) / 'index.html'}", highlight=False, soft_wrap=True)
 

@@ -61,11 +61,10 @@ class Parallax:
     def run(self, prompts, row_ids, seed):
         run = self._lm.generate(prompts, row_ids=row_ids, seed=seed, batch_size=len(prompts), **self._settings)
         parts = run.completions
-        rows = [getattr(part, "target_rows", None) for part in parts]
         return Measurement(
             ids=[list(part.ids) for part in parts], prefill=run.prefill, decode=run.decode, compile=run.compile,
             guarantee=run.guarantee, forwards=[part.target_forwards for part in parts],
-            rows=None if None in rows else sum(rows),
+            rows=sum(part.target_rows for part in parts),
             accepted=sum(part.accepted for part in parts), proposed=sum(part.proposed for part in parts),
             draft_forwards=sum(part.draft_forwards for part in parts),
             accepted_at=_add(part.accepted_at for part in parts), proposed_at=_add(part.proposed_at for part in parts))

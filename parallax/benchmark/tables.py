@@ -98,12 +98,26 @@ def cells(rows: Sequence[Numbers], columns: dict[str, Column]) -> list[list[str]
     return [[column(numbers) for column in columns.values()] for numbers in rows]
 
 
-def terminal(results: Sequence[Numbers]) -> list[Any]:
+# Left out first where a terminal is narrow; the others always stay.
+_LESS_WANTED = ("tokens/s", "median (10-90 %)", "acceptance", "distinct 4-grams", "ms/token (10-90 %)")
+
+
+def fitting(results: Sequence[Numbers], width: int) -> dict[str, Column]:
+    """The columns of the speed table that a terminal of `width` characters has room for."""
+    columns = shown(results)["Speed"]
+    widths = {name: 3 + max(map(len, [name, *map(column, results)])) for name, column in columns.items()}
+    for name in _LESS_WANTED:
+        if sum(widths[kept] for kept in columns) + 1 > width:
+            columns.pop(name, None)
+    return columns
+
+
+def terminal(results: Sequence[Numbers], width: int) -> list[Any]:
     """A rich table of the speeds per prompt file."""
     from rich.markup import escape
     from rich.table import Table
 
-    tables, speed = [], shown(results)["Speed"]
+    tables, speed = [], fitting(results, width)
     for name, rows in groups(results).items():
         table = Table(*speed, title=escape(heading(name, rows)), title_justify="left")
         for column in table.columns[2:]:

@@ -114,9 +114,16 @@ def test_figures_without_numbers_are_left_out(record, run):
         "Where the time goes"]
 
 
+def test_a_narrow_terminal_gets_fewer_columns_but_never_loses_the_main_ones(results):
+    wide, narrow = (list(tables.fitting(results, width)) for width in (300, 40))
+    assert wide == list(tables.shown(results)["Speed"])
+    assert narrow == ["method", "guarantee", "TPF", "speedup", "tokens equal"]
+    assert len(narrow) < len(tables.fitting(results, 110)) < len(wide)
+
+
 def test_the_terminal_shows_tokens_per_forward_beside_speed(results):
     console = Console(width=200, file=io.StringIO())
-    for table in tables.terminal(results):
+    for table in tables.terminal(results, 200):
         console.print(table)
         headers = [column.header for column in table.columns]
         assert headers[2:4] == ["TPF", "speedup"]
