@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
 from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
@@ -20,7 +19,7 @@ from parallax import report, zoo
 from parallax.decoding import METHODS, check_settings, defaults, method
 from parallax.decoding.sampling import make_sampler
 from parallax.generate import Completion, LanguageModel, Run
-from parallax.models.config import nearest
+from parallax.settings import complete
 from parallax.tokenizer import TextStream
 
 
@@ -52,7 +51,7 @@ def decode(config: Any, given: dict[str, Any], flags: Any) -> None:
         texts = [prompt_files.EDITING]
         settings["chat"] = True
     compare = sys.stdout.isatty() if flags.compare is None else flags.compare
-    _use_compile_cache()
+    zoo.use_compile_cache()
     model = LanguageModel.load(source, draft=draft)
     settings = {key: value or None if key in ("system", "top_k", "min_p") else value for key, value in settings.items()}
     with output or contextlib.nullcontext():
@@ -95,25 +94,7 @@ def _settings(config: Any, given: dict[str, Any]) -> dict[str, Any]:
     if given.get("method", chosen) != chosen:
         raise ValueError(f"--method {given['method']} contradicts the config, which is for {chosen}: give only one")
     method(chosen)                                      # answers an unknown one with the known
-    base = defaults.get_config(chosen).to_dict()
-    known = _flat(base)
-    for key, value in _flat(config.to_dict()).items():
-        if key not in known:
-            raise ValueError(f"the config has no key {key!r}: expected one of {', '.join(known)}{nearest(key, known)}")
-        wanted = type(known[key])
-        fitting = {float: (float, int), tuple: (tuple, list)}.get(wanted, (wanted,))
-        if known[key] is not None and type(value) not in fitting:
-            raise ValueError(f"the config's {key} must be of type {wanted.__name__}, got {value!r}")
-    return {**base, **config.to_dict(), **given}
-
-
-def _flat(config: dict[str, Any]) -> dict[str, Any]:
-    """With the method's options as `options.NAME`."""
-    options = config.get("options", {})
-    if not isinstance(options, dict):
-        raise ValueError(f"the config's options must be a ConfigDict, got {options!r}")
-    return {**{key: value for key, value in config.items() if key != "options"},
-            **{f"options.{key}": value for key, value in options.items()}}
+    return {**complete(config.to_dict(), defaults.get_config(chosen).to_dict()), **given}
 
 
 def _streams(settings: dict[str, Any]) -> bool:
@@ -171,13 +152,6 @@ def _prompts(flags: Any) -> list[str] | None:
     if not text.strip():
         raise ValueError("standard input is empty: pipe a prompt in, or give --prompt or --prompts")
     return [text]
-
-
-def _use_compile_cache() -> None:
-    """Compiled programs are kept between runs, unless the user configured JAX's cache otherwise."""
-    if jax.config.jax_compilation_cache_dir is None:
-        jax.config.update("jax_compilation_cache_dir", str(zoo.cache() / "compiled"))
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 
 def _methods() -> Table:

@@ -126,6 +126,14 @@ def cache() -> Path:
     return Path(os.environ.get("PARALLAX_CACHE") or "~/.cache/parallax").expanduser()
 
 
+def use_compile_cache() -> None:
+    """Compiled programs are kept between runs, unless the user configured JAX's cache otherwise."""
+    import jax
+    if jax.config.jax_compilation_cache_dir is None:
+        jax.config.update("jax_compilation_cache_dir", str(cache() / "compiled"))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+
+
 def _fetched_folder(name: str, entry: Fetched) -> Path:
     from parallax import checkpoint
     folder = cache() / name

@@ -103,7 +103,7 @@ def test_a_model_that_comes_with_the_package_is_read_where_it_lies(tmp_path, mon
     assert zoo.resolve("tiny") == tmp_path / "tiny" and not own_cache.exists()
     assert zoo.load("tiny").config == checkpoint.load(tiny_folder).config
     assert zoo.draft_of("tiny") == "tiny-draft" and zoo.draft_of("smollm2-135m") is zoo.draft_of(str(tmp_path)) is None
-    with pytest.raises(ValueError, match="unknown model 'tin': expected smollm2-135m or tiny, .* did you mean 'tiny'"):
+    with pytest.raises(ValueError, match="unknown model 'tin': expected .* or tiny, .*did you mean 'tiny'"):
         zoo.resolve("tin")
 
 

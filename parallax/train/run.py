@@ -44,6 +44,7 @@ def main(config: Any, workdir: pathlib.Path) -> None:
     schedule = Schedule(**{f.name: values[f.name] for f in dataclasses.fields(Schedule)})
     _check_batch(values, mesh)
     folder = Workdir(workdir, values, _FREE)
+    zoo.use_compile_cache()
     dtype = _dtype(values["dtype"])
     target = _target(values, dtype)
     tokenizer = _tokenizer(values, folder, target)

@@ -45,6 +45,7 @@ def main(config: Any, workdir: pathlib.Path) -> None:
         raise ValueError("generation needs a target: set --config.target to a zoo name, a folder, a .gguf file or a "
                          "Hub id")
     folder = Workdir(workdir, values, _FREE)
+    zoo.use_compile_cache()
     lm = LanguageModel.load(values["target"])
     prompts = _prompts(values, lm)
     folder.claim(target=corpus.digest_of(lm.params["target"]), corpus=corpus.digest_of(prompts[:values["shard"]]))
