@@ -40,9 +40,11 @@ def table(runs: Sequence[Run], reference: Run | None = None) -> Any:
 
 
 def equality(run: Run, reference: Run) -> str:
-    """`all 3`, or `2 of 3 (prompt 1 differs at token 17)`."""
+    """`all 3`, or `2 of 3 (prompt 1 differs at token 17)`; `law` for a method that keeps no more than that."""
     if run is reference:
         return "-"
+    if run.guarantee == "distribution":
+        return "law"
     pairs = list(zip(run.completions, reference.completions))
     different = [(i, a.ids, b.ids) for i, (a, b) in enumerate(pairs) if a.ids != b.ids]
     if not different:

@@ -13,11 +13,13 @@ import functools
 import hashlib
 import importlib.metadata
 import json
+import logging as python_logging
 import os
 import pathlib
 import re
 import shutil
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -259,6 +261,8 @@ def _quiet() -> None:
     for every array whose writing or reading ends after the first has failed.
     """
     logging.get_absl_logger().addFilter(lambda record: "orbax" not in record.pathname)
+    python_logging.getLogger("asyncio").addFilter(lambda record: "orbax" not in record.getMessage())
+    warnings.filterwarnings("ignore", r"coroutine 'async_(de)?serialize.* was never awaited", RuntimeWarning)
     show = sys.unraisablehook
 
     def hook(unraisable):

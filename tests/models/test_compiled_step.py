@@ -56,7 +56,10 @@ def rewritten(name, batch, kind=Model):
     model = kind(tiny_config(num_layers=4, scan_layers=False))
     ints = [jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((batch, 8), (batch,), (batch,), (batch,))]
     params = {"target": jax.eval_shape(model.init, jax.random.key(0))}
-    inputs = loop.Inputs(make_decoder(name, model), params, *ints[:3], jax.random.key(0), ints[3])
+    draft = {}
+    if METHODS[name].needs_draft:                              # with a cache and weights of the same shapes
+        draft, params["draft"] = {"draft": model}, params["target"]
+    inputs = loop.Inputs(make_decoder(name, model, **draft), params, *ints[:3], jax.random.key(0), ints[3])
     state = jax.eval_shape(lambda inputs: loop.prefill(inputs, CAPACITY), inputs)
     text = loop.advance.lower(inputs.decoder, params, state, jnp.int32(1)).compile().as_text()
     computations = re.split(r"\n(?=\S)", text)

@@ -74,7 +74,7 @@ def test_a_full_disk_ends_in_one_line_and_the_run_goes_on_when_there_is_room(und
     assert ended.status == 2
     told = re.fullmatch(r"error: cannot write checkpoint \d+ in \S+: File too large; the last good one is step (\d+)",
                         ended.log.splitlines()[-1])
-    assert told and int(told[1]) == max(complete(workdir))
+    assert told and int(told[1]) == max(complete(workdir)), ended.log
     assert "Traceback" not in ended.log
     ended = train(workdir, texts)
     assert ended.status == 0, ended.log

@@ -25,7 +25,7 @@ def test_a_loss_is_the_number_worked_out_by_hand(name):
     assert float(value) == pytest.approx(BY_HAND[name], rel=1e-5)
 
 
-@pytest.mark.parametrize("name", set(losses.LOSSES) - {"ce"})
+@pytest.mark.parametrize("name", [name for name in losses.LOSSES if name != "ce"])
 def test_a_divergence_is_zero_with_zero_gradient_where_the_laws_agree(name):
     def loss(logits):
         return losses.LOSSES[name](jnp.log(P), jax.nn.log_softmax(logits), jnp.asarray(0))

@@ -87,7 +87,7 @@ def test_a_folder_lends_its_tokenizer(tiny_folder):
     ("bpe:257", "bpe:257 has no room for the 256 bytes, <s> and </s>: expected bpe:258 or more"),
     ("bpe:1k", "expected bpe:N with a number of tokens, such as bpe:1024, got 'bpe:1k'"),
     ("bpe:9999", "the text gives only [0-9]+ of the 9999 tokens of bpe:9999: ask for bpe:[0-9]+, or train on more"),
-    ("byte", "unknown tokenizer 'byte': expected bytes, bpe:N, smollm2-135m.*did you mean 'bytes'"),
+    ("byte", "unknown tokenizer 'byte': expected bytes, bpe:N, .*smollm2-135m.*did you mean 'bytes'"),
 ])
 def test_an_impossible_tokenizer_is_refused_in_one_line(spec, message):
     with pytest.raises(ValueError, match=message) as error:
