@@ -7,7 +7,7 @@ A method that needs a draft model is left out where neither the zoo nor --draft 
 0.8, with rejection sampling beside sample-and-follow where a method's drafts allow it; `:smoke` is one prompt of 16
 tokens.
 
-@ALLFIG@ A model this small repeats itself when greedy, which any drafter can copy: see the distinct 4-grams.
+A model this small repeats itself when greedy, which any drafter can copy: see the distinct 4-grams.
 """
 
 from parallax.benchmark import defaults
