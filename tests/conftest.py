@@ -1,5 +1,6 @@
 """Fixtures that several test modules share."""
 
+import gc
 import os
 
 import jax
@@ -17,6 +18,15 @@ from parallax.tokenizer import FileTokenizer
 
 # Compiling is most of what the tests do, and they compare numbers, not times. Read when JAX first uses a device.
 os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_backend_optimization_level=0"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def programs_are_freed():
+    """Each compiled program maps pages of its own. A process may have 65530 such maps, and XLA dies at one more."""
+    yield
+    jax.clear_caches()
+    gc.collect()
+
 
 _TEXT = "the quick brown fox jumps over the lazy dog and the small cat sat on the mat while it rained in the town"
 _CHAT = ("{% for message in messages %}[{{ message.role }}] {{ message.content }}\n{% endfor %}"

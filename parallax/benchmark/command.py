@@ -46,7 +46,7 @@ def bench(config: Any, given: Mapping[str, Any], flags: Any, baselines: Baseline
     console = Console()
     for table in tables.terminal(results, console.width):
         console.print(table)
-    console.print(f"{pathlib.Path(flags.output) / 'index.html'}", highlight=False, soft_wrap=True)
+    console.print(f"{pathlib.Path(flags.output) / 'index.html'}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _run(settings: Settings, folder: Folder, records: list[dict[str, Any]], baselines: Baselines):

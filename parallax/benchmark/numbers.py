@@ -25,9 +25,10 @@ DEFINITIONS = {
                "both warm, in alternation; prefill and compile time apart. With equal tokens it is the ratio of the "
                "times. The total weighs prompts by their tokens, the median is over the ratios of single runs.",
     "10-90 %": "the 10th and the 90th percentile over prompts and repeats.",
-    "step cost": "time per step of the method over that of plain decoding. Speedup is TPF over step cost, so this is "
-                 "also the TPF at which the method breaks even.",
-    "acceptance": "accepted over proposed draft tokens; by depth: of the steps that had a token to offer there.",
+    "step cost": "time per step of the method over that of plain decoding. One prompt at a time, speedup is TPF over "
+                 "step cost, so this is also the TPF at which the method breaks even.",
+    "acceptance": "accepted over proposed draft tokens, those that a limit or end of text then cut included; by depth: "
+                  "of the steps that had a token to offer there.",
     "accepted per forward": "draft tokens accepted by one target forward, the target's own token not counted.",
     "rows per forward": "block rows that one target forward computed: the compute that was paid.",
     "distinct 4-grams": "different over all 4-grams of an output, mean over outputs: a text that loops accepts "
@@ -53,7 +54,7 @@ class Spread:
 
 @dataclasses.dataclass(frozen=True)
 class Equality:
-    """`same` of `of` prompts have the tokens of plain decoding. `expected`: whether the method's class promises that.
+    """`same` of `of` prompts have the tokens of plain decoding. `expected`: False for a class that keeps only the law.
 
     The first difference: `file`, `prompt` (its place in the file), `token`, and `gap`, how far apart the logits of the
     two tokens are there (None when sampling).

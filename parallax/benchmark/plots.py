@@ -50,7 +50,8 @@ def svg(draw, *args, name: str, label: str) -> str:
         figure.savefig(text, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
     drawing = text.getvalue()[text.getvalue().index("<svg"):]
     box = re.search(r'viewBox="([^"]*)"', drawing)[1]
-    drawing = re.sub(r"<svg[^>]*>", f'<svg viewBox="{box}" role="img" aria-label="{escape(label)}">', drawing, count=1)
+    head = f'<svg viewBox="{box}" role="img" aria-label="{escape(label)}">'
+    drawing = re.sub(r"<svg[^>]*>", lambda _: head, drawing, count=1)       # as it is: a label may hold a backslash
     drawing = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", drawing, count=1, flags=re.DOTALL)
     drawing = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", drawing)
     return re.sub(r"font-family: [^;\"]*", "font-family: inherit", drawing.replace(_INK, "currentColor"))

@@ -26,8 +26,7 @@ def get_config() -> ml_collections.ConfigDict:
     config.model = ml_collections.ConfigDict(dict(      # fields of ModelConfig; others may be added
         vocab_size=0,                   # 0: the tokenizer's, or the target's
         hidden_size=128, num_layers=4, num_heads=4, num_kv_heads=4, head_dim=32, intermediate_size=352,
-        max_positions=512), convert_dict=True)
-    config.model.unlock()
+        max_positions=512))
     config.init = ""                    # start from this checkpoint's weights; its architecture replaces `model`
     config.target = ""                  # whose drafter this is: zoo name, folder, .gguf file or Hub id
     config.tokenizer = "bytes"          # "bytes", "bpe:N", or a checkpoint's; a drafter has its target's
@@ -55,7 +54,9 @@ def get_config() -> ml_collections.ConfigDict:
     config.eval_new_tokens = 64         # tokens that the target writes behind each
     config.checkpoint_every = 200
     config.keep = 2                     # checkpoints kept
-    return config.lock()
+    config.lock()
+    config.model.unlock()               # behind the lock, which is for nested ones too
+    return config
 
 
 def get_generate_config() -> ml_collections.ConfigDict:
