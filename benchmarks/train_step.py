@@ -25,7 +25,7 @@ from parallax.train.data import Batch
 from parallax.train.loop import Program, Schedule
 from parallax.train.objectives import NextToken
 from parallax.train.optimizer import Optimizer
-from parallax.train.run import build
+from parallax.train.setup import build
 
 
 def main() -> None:

@@ -88,7 +88,7 @@ class LanguageModel:
         self.params = {"target": jax.tree.map(jnp.asarray, checkpoint.params)}
         self.draft = None
         if draft is not None:
-            _check_vocabularies(checkpoint, draft)
+            check_vocabularies(checkpoint, draft)
             self.draft = Model(draft.config)
             self.params["draft"] = jax.tree.map(jnp.asarray, draft.params)
         self._programs: dict[Any, Any] = {}
@@ -298,7 +298,7 @@ def _bucket(length: int) -> int:
     return max(16, 1 << (length - 1).bit_length())
 
 
-def _check_vocabularies(target: Checkpoint, draft: Checkpoint) -> None:
+def check_vocabularies(target: Checkpoint, draft: Checkpoint) -> None:
     """Raises ValueError unless every id stands for the same token in both."""
     theirs, ours = target.config.vocab_size, draft.config.vocab_size
     if ours != theirs:

@@ -28,8 +28,11 @@ def main(argv: list[str]) -> None:
         raise ValueError(f"unexpected argument {argv[1]!r}: give the config with --config")
     from parallax.train import run, selfgen  # late, with all of jax, so that mistyped flags answer at once
     config = flags.FLAGS.config.copy_and_resolve_references()
+    task = config.get("task", "train")
+    if task not in ("train", "generate"):
+        raise ValueError(f"unknown task {task!r}: expected train or generate")
     workdir = pathlib.Path(flags.FLAGS.workdir or pathlib.Path("runs") / _name(sys.argv))
-    (selfgen if config.get("task", "train") == "generate" else run).main(config, workdir)
+    (selfgen if task == "generate" else run).main(config, workdir)
 
 
 def _name(argv: list[str]) -> str:

@@ -23,13 +23,13 @@ def get_config() -> ml_collections.ConfigDict:
     config = ml_collections.ConfigDict()
     config.task = "train"
     config.objective = "next_token"     # a key of parallax.train.objectives.OBJECTIVES
-    config.model = ml_collections.ConfigDict(dict(      # fields of ModelConfig; others may be added
+    config.model = ml_collections.ConfigDict(dict(      # fields of ModelConfig; a config file may add others
         vocab_size=0,                   # 0: the tokenizer's, or the target's
         hidden_size=128, num_layers=4, num_heads=4, num_kv_heads=4, head_dim=32, intermediate_size=352,
         max_positions=512))
     config.init = ""                    # start from this checkpoint's weights; its architecture replaces `model`
     config.target = ""                  # whose drafter this is: zoo name, folder, .gguf file or Hub id
-    config.tokenizer = "bytes"          # "bytes", "bpe:N", or a checkpoint's; a drafter has its target's
+    config.tokenizer = ""               # "bytes", "bpe:N" or a checkpoint's; empty: the target's or init's, or bytes
     config.data = _data()
     config.sequence_length = 256        # tokens per row
     config.batch_size = 16              # rows per update, over all devices
@@ -53,9 +53,10 @@ def get_config() -> ml_collections.ConfigDict:
     config.eval_prompt_length = 32      # their tokens
     config.eval_new_tokens = 64         # tokens that the target writes behind each
     config.checkpoint_every = 200
-    config.keep = 2                     # checkpoints kept
-    config.lock()
-    config.model.unlock()               # behind the lock, which is for nested ones too
+    config.keep = 2                     # latest checkpoints kept
+    config.keep_every = 0               # also keep those whose step is a multiple of this; 0: none
+    config.lock()                       # all that is in it too
+    config.model.unlock()
     return config
 
 

@@ -103,11 +103,20 @@ class Program:
         def micro(carry, inputs):
             params, opt_state = carry
             part, key = inputs
-            grads, metrics = jax.grad(self._loss, has_aux=True)(params, frozen, part, key)
+            # optax averages the gradients of the micro-batches: each counts by its targets, as in one batch.
+            share = part.weights[:, 1:].sum() / jnp.maximum(targets / accumulate, 1e-9)
+
+            def loss(params):
+                value, metrics = self._loss(params, frozen, part, key)
+                return share * value, {name: x if name == "tokens" else share * x for name, x in metrics.items()}
+
+            grads, metrics = jax.grad(loss, has_aux=True)(params)
             updates, opt_state = self.transform.update(grads, opt_state, params)
             return (optax.apply_updates(params, updates), opt_state), {**metrics, "grad_norm": optax.tree.norm(grads)}
 
-        parts = jax.tree.map(lambda x: x.reshape(accumulate, -1, *x.shape[1:]), batch)
+        targets = batch.weights[:, 1:].sum()
+        # Row i goes to micro-batch i mod A, so that a batch that is shared out over devices stays so.
+        parts = jax.tree.map(lambda x: x.reshape(-1, accumulate, *x.shape[1:]).swapaxes(0, 1), batch)
         keys = jax.random.split(key, accumulate)
         if accumulate == 1:
             carry, metrics = micro((state.params, state.opt_state), jax.tree.map(lambda x: x[0], (parts, keys)))
@@ -117,7 +126,9 @@ class Program:
         params, opt_state = carry
         ema = state.ema
         if ema is not None:
-            ema = optax.incremental_update(params, ema, 1 - self.optimizer.ema)
+            # The first steps count more, or what is exported would still hold a good part of the random start.
+            decay = jnp.minimum(self.optimizer.ema, (1 + state.step) / (10 + state.step))
+            ema = optax.incremental_update(params, ema, 1 - decay)
         metrics["learning_rate"] = self.optimizer.rate(self.schedule.steps)(state.step)
         return TrainState(state.step + 1, params, opt_state, ema), metrics
 
@@ -187,6 +198,7 @@ def run(program: Program, state: TrainState, data: Iterator[Batch], *, checkpoin
             else:
                 progress.update(step, None, tokens=int((np.asarray(batch.segments) > 0).sum()))
             if last or step % schedule.eval_every == 0:
+                _check(step, now, checkpoints)
                 with progress.paused():
                     metrics.scalars(step, {f"eval/{name}": x for name, x in evaluate(state.best).items()})
             if saves:
@@ -209,7 +221,8 @@ def _check(step: int, metrics: dict[str, jax.Array], checkpoints: Checkpoints) -
     for name in ("loss", "grad_norm"):
         value = float(metrics[name])
         if not math.isfinite(value):
+            checkpoints.wait()                        # the newest may be on its way to the disk
             good = checkpoints.latest()
             kept = "no checkpoint was written yet" if good is None else f"the last good checkpoint is step {good}"
             raise FloatingPointError(f"the {name.replace('_', ' ')} is {value} at step {step}; {kept}: lower "
-                                     "optimizer.learning_rate, or set optimizer.clip_norm")
+                                     "optimizer.learning_rate and run the command again, which goes on from there")

@@ -24,7 +24,8 @@ class Optimizer:
       b1, b2, eps: of Adam.
       weight_decay: of matrices and embeddings; scales and biases do not decay.
       clip_norm: longest gradient, by global norm; 0 clips nothing.
-      ema: decay of a running mean of the parameters, which is then what is evaluated and exported; 0 keeps none.
+      ema: decay of a running mean of the parameters, at most (1 + t) / (10 + t) at step t, which is then what is
+        evaluated and exported; 0 keeps none.
     """
 
     learning_rate: float = 1e-3
@@ -44,11 +45,12 @@ class Optimizer:
             raise ValueError(f"unknown schedule {self.schedule!r}: expected one of {', '.join(known)}"
                              f"{nearest(self.schedule, known)}")
         for name, low, high in (("learning_rate", 0, float("inf")), ("final", 0, 1), ("warmup", 0, float("inf")),
-                                ("weight_decay", 0, float("inf")), ("clip_norm", 0, float("inf")), ("ema", 0, 1)):
+                                ("weight_decay", 0, float("inf")), ("clip_norm", 0, float("inf")), ("ema", 0, 1),
+                                ("b1", 0, 1), ("b2", 0, 1), ("eps", 0, float("inf"))):
             if not low <= getattr(self, name) <= high:
                 raise ValueError(f"optimizer.{name} must be from {low} to {high}, got {getattr(self, name)}")
-        if self.learning_rate == 0 or self.ema == 1:
-            raise ValueError("optimizer.learning_rate must be above 0 and optimizer.ema below 1")
+        if 0 in (self.learning_rate, self.eps) or 1 in (self.ema, self.b1, self.b2):
+            raise ValueError("optimizer.learning_rate and eps must be above 0, and optimizer.ema, b1 and b2 below 1")
 
     def rate(self, steps: int) -> optax.Schedule:
         """The learning rate at every step of a run of `steps`."""

@@ -24,6 +24,7 @@ from parallax.generate import LanguageModel
 from parallax.settings import complete
 from parallax.train import corpus, data, defaults
 from parallax.train.corpus import Corpus
+from parallax.train.setup import weights_digest
 from parallax.train.workdir import Workdir
 
 _FREE = ("count", "batch_size")         # more texts may be asked for later; the batch changes no text
@@ -41,6 +42,8 @@ def main(config: Any, workdir: pathlib.Path) -> None:
     for name in ("count", "max_new_tokens", "batch_size", "shard"):
         if values[name] < 1:
             raise ValueError(f"{name} must be at least 1, got {values[name]}")
+    if not 0 <= values["seed"] < 2 ** 32:
+        raise ValueError(f"seed must be from 0 to 2**32 - 1, got {values['seed']}")
     if not values["target"]:
         raise ValueError("generation needs a target: set --config.target to a zoo name, a folder, a .gguf file or a "
                          "Hub id")
@@ -48,7 +51,11 @@ def main(config: Any, workdir: pathlib.Path) -> None:
     zoo.use_compile_cache()
     lm = LanguageModel.load(values["target"])
     prompts = _prompts(values, lm)
-    folder.claim(target=corpus.digest_of(lm.params["target"]), corpus=corpus.digest_of(prompts[:values["shard"]]))
+    given, longest = max(map(len, prompts)), lm.model.config.max_positions
+    if given + values["max_new_tokens"] > longest:
+        raise ValueError(f"prompts of up to {given} tokens and max_new_tokens={values['max_new_tokens']} are together "
+                         f"more than the target's {longest} positions: shorten one of them")
+    folder.claim(target=weights_digest(lm.params["target"]), corpus=corpus.digest_of(prompts[:values["shard"]]))
     parts = -(-values["count"] // values["shard"])
     bar = tqdm(total=values["count"], unit="text", disable=not sys.stderr.isatty())
     with bar:
@@ -71,12 +78,14 @@ def _texts(path: pathlib.Path) -> int:
 
 
 def _prompts(values: dict[str, Any], lm: LanguageModel) -> list[list[int]]:
-    head, part = list(values["prompt_ids"]), values["data"]
+    head, part, size = list(values["prompt_ids"]), values["data"], lm.model.config.vocab_size
+    for i in head:
+        if not isinstance(i, int) or not 0 <= i < size:
+            raise ValueError(f"prompt_ids holds {i!r}: expected token ids from 0 to {size - 1}")
     if not part["source"]:
         if not head:
             raise ValueError("there is nothing to start from: set data.source, or prompt_ids such as the BOS token")
         return [head] * values["count"]
-    size = lm.model.config.vocab_size
     texts = corpus.cached(zoo.cache() / "corpora", part["source"], lm.tokenizer, vocab_size=size, glob=part["glob"],
                           limit=part["limit"])
     train, _ = corpus.split(texts, part["held_out"])

@@ -42,13 +42,13 @@ class Workdir:
         if self.resumes:
             self._record = _read(self._file)
             self._compare(_flat(self._record["config"]), _flat(self._config))
-        elif path.is_dir() and any(path.iterdir()):
+        elif path.is_dir() and any(not file.name.startswith(".config.json.") for file in path.iterdir()):
             raise ValueError(f"{path} is not empty and holds no run of parallax.train: give another --workdir")
         else:
             self._record = {}
 
     def claim(self, **facts: Any) -> None:
-        """Writes config.json: the config, the versions, and facts such as the corpus hash.
+        """Writes config.json: the config, the versions, facts such as the corpus hash, and what was there before.
 
         Raises:
           ValueError: a run that goes on had other facts.
@@ -60,8 +60,11 @@ class Workdir:
                                  f"there, {_short(value)} now): restore it, or give another --workdir")
         self.path.mkdir(parents=True, exist_ok=True)
         record = {"config": self._config, "versions": versions(), **facts}
-        if self.resumes and self._record.get("versions") not in (None, record["versions"]):
-            record["versions_before"] = [*self._record.get("versions_before", []), self._record["versions"]]
+        for name in ("config", "versions") if self.resumes else ():
+            history = self._record.get(f"{name}_before", [])
+            if self._record.get(name) not in (None, record[name]):
+                history = [*history, self._record[name]]
+            record |= {f"{name}_before": history} if history else {}
         write_json(self._file, record)
 
     def _compare(self, before: dict[str, Any], now: dict[str, Any]) -> None:
@@ -74,8 +77,11 @@ class Workdir:
 def write_json(path: pathlib.Path, value: Any) -> None:
     """All of it or nothing."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
-    os.replace(temporary, path)
+    try:
+        temporary.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def _read(path: pathlib.Path) -> dict[str, Any]:

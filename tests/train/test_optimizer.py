@@ -77,10 +77,11 @@ def test_accumulation_updates_once_with_the_mean_gradient():
 
 @pytest.mark.parametrize("change, message", [
     (dict(schedule="cosin"), "unknown schedule 'cosin': expected one of constant, .*; did you mean 'cosine'"),
-    (dict(learning_rate=0.0), "learning_rate must be above 0"),
+    (dict(learning_rate=0.0), "learning_rate and eps must be above 0"),
     (dict(learning_rate=-1.0), "learning_rate must be from 0 to inf, got -1"),
     (dict(final=2.0), "final must be from 0 to 1, got 2"),
-    (dict(ema=1.0), "ema below 1"),
+    (dict(ema=1.0), "ema, b1 and b2 below 1"),
+    (dict(b1=1.0), "ema, b1 and b2 below 1"),
 ])
 def test_values_out_of_range_are_refused(change, message):
     with pytest.raises(ValueError, match=message):

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from parallax import checkpoint
+from parallax import checkpoint, zoo
 from parallax.generate import LanguageModel
 from parallax.train import corpus, defaults, run, selfgen
 
@@ -88,6 +88,45 @@ def test_training_can_start_from_other_weights(trained, texts, tmp_path):
     config.optimizer.learning_rate = 1e-9
     ours = train(config, tmp_path / "run")
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), ours.params, before.params)
+
+
+def test_weights_to_start_from_bring_their_tokenizer(texts, tmp_path, cache):
+    config = _config(texts, init="tiny-python", steps=1, checkpoint_every=1)
+    ours = train(config, tmp_path / "run")
+    assert ours.tokenizer.encode("def main") == checkpoint.load(zoo.resolve("tiny-python")).tokenizer.encode("def main")
+    config.tokenizer = "bytes"
+    with pytest.raises(ValueError, match="tokenizer='bytes' has no use here: it is that of the checkpoint in `init`"):
+        run.main(config, tmp_path / "other")
+
+
+def test_text_that_another_target_wrote_is_warned_of(trained, texts, tmp_path, cache, capsys):
+    config = defaults.get_generate_config()
+    config.target, config.data.source, config.data.held_out = str(trained[0] / "export"), (str(texts),), 0.2
+    config.update(count=8, shard=8, batch_size=8, max_new_tokens=8, prompt_length=4)
+    selfgen.main(config, tmp_path / "texts")
+    own = _draft_config(tmp_path / "texts", trained[0] / "export", eval_prompts=0)
+    run.main(own, tmp_path / "own")
+    assert "another target" not in capsys.readouterr().err
+    run.main(_draft_config(tmp_path / "texts", "tiny-python", eval_prompts=0), tmp_path / "foreign")
+    assert "was written by another target" in capsys.readouterr().err
+
+
+def test_a_run_killed_before_its_config_was_whole_can_begin_again(config, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / ".config.json.123").write_text("{")
+    config.update(steps=1, checkpoint_every=1)
+    run.main(config, tmp_path / "run")
+    assert (tmp_path / "run" / "export" / "config.json").is_file()
+
+
+def test_the_learning_rate_may_change_when_a_run_goes_on_and_the_first_is_remembered(config, tmp_path):
+    config.update(steps=2, checkpoint_every=2)
+    run.main(config, tmp_path / "run")
+    config.steps, config.optimizer.learning_rate = 4, 1e-5
+    run.main(config, tmp_path / "run")
+    record = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert record["config"]["optimizer"]["learning_rate"] == 1e-5
+    assert [before["optimizer"]["learning_rate"] for before in record["config_before"]] == [1e-3]
 
 
 def test_a_drafter_is_distilled_on_text_that_the_target_wrote(trained, texts, tmp_path):
@@ -195,6 +234,9 @@ class TestGeneration:
     (dict(model=dict(hiden_size=8)), "model.hiden_size is not known: .*did you mean 'hidden_size'"),
     (dict(data=dict(source=("/nowhere",))), "/nowhere"),
     (dict(data=dict(held_out=1.0)), "held_out"),
+    (dict(data=dict(limit=-1)), "data.limit must be at least 0, got -1"),
+    (dict(keep=0), "keep must be at least 1, got 0"),
+    (dict(seed=-1), "seed must be from 0 to"),
 ], ids=str)
 def test_bad_settings_are_refused_before_anything_is_written(config, tmp_path, change, message):
     with config.unlocked():

@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from parallax import sharding
@@ -68,23 +69,29 @@ def test_the_seed_decides_the_weights(plain):
     assert not np.array_equal(same.params["embed"]["tokens"], other.params["embed"]["tokens"])
 
 
-def test_micro_batches_give_the_update_of_the_whole_batch(plain):
-    """Every row has as many targets as the others here, so that the mean of means is the mean."""
-    state, metrics = after(program(schedule=Schedule(steps=6, accumulate=2)))
-    assert_equal(state.params, plain[0].params, atol=2e-4)
-    assert float(metrics["tokens"]) == float(plain[1]["tokens"])
-    assert int(state.step) == int(plain[0].step)
+def test_micro_batches_give_the_update_of_the_whole_batch():
+    """Also where one has far fewer targets than the other."""
+    whole, parts = program(), program(schedule=Schedule(steps=6, accumulate=2))
+    batch = next(batches())
+    batch.weights[::2, 4:] = 0                                           # every other row: one micro-batch
+    states, metrics = zip(*(one.step(one.create(), None, one.put(batch)) for one in (whole, parts)))
+    gradients = [optax.tree_utils.tree_get(state.opt_state, "mu") for state in states]
+    assert_equal(gradients[1], gradients[0], atol=1e-6)
+    assert_equal(states[1].params, states[0].params, atol=2e-4)
+    assert [float(m["tokens"]) for m in metrics] == [float(batch.weights[:, 1:].sum())] * 2
+    np.testing.assert_allclose(metrics[1]["loss"], metrics[0]["loss"], rtol=1e-5)
+    assert [int(state.step) for state in states] == [1, 1]
 
 
-def test_the_average_follows_the_parameters_slowly(plain):
-    state, _ = after(program(optimizer=Optimizer(warmup=0, schedule="constant", ema=0.9)))
+def test_the_average_follows_the_parameters_slowly_and_faster_at_first(plain):
+    state, _ = after(program(optimizer=Optimizer(warmup=0, schedule="constant", ema=0.15)))
     assert_equal(state.params, plain[0].params)
     one, source = program(), batches()
     trace = one.create()
     expected = jax.tree.map(jnp.copy, trace.params)                       # a step takes the state over
-    for _ in range(3):
+    for decay in (1 / 10, 0.15, 0.15):                                   # at most (1 + t) / (10 + t)
         trace, _ = one.step(trace, None, one.put(next(source)))
-        expected = jax.tree.map(lambda old, new: 0.9 * old + 0.1 * new, expected, trace.params)
+        expected = jax.tree.map(lambda old, new, d=decay: d * old + (1 - d) * new, expected, trace.params)
     assert_equal(state.ema, expected, atol=1e-6)
     assert state.best is state.ema and plain[0].best is plain[0].params
 

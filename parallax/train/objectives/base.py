@@ -6,7 +6,7 @@ recipe is one file here and one line in `OBJECTIVES`.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -26,9 +26,15 @@ class Objective(Protocol):
 
     Attributes:
       model: what is trained; its config's dtype is that of the computation, parameters are kept in float32.
+      needs_target: whether it trains a drafter, for a target whose parameters are `frozen`.
     """
 
     model: Model
+    needs_target: ClassVar[bool]
+
+    @classmethod
+    def from_config(cls, model: Model, target: Model | None, config: dict[str, Any]) -> Objective:
+        """From the models and the training config's values. Raises ValueError if they do not fit each other."""
 
     def init(self, key: jax.Array, frozen: Params) -> Params:
         """Fresh parameters, float32. `frozen` are the target's, or None."""

@@ -7,6 +7,7 @@ the acceptance losses `nla` and `lk_hybrid` are those of the speculators project
 from __future__ import annotations
 
 import dataclasses
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -39,6 +40,15 @@ class Distill:
     decay: float = 0.8
     depth: int = 4
     temperature: float = 1.0
+    needs_target: ClassVar[bool] = True
+
+    @classmethod
+    def from_config(cls, model, target, config):
+        options = dict(config["loss"])
+        if config["sequence_length"] <= options["depth"]:
+            raise ValueError(f"sequence_length={config['sequence_length']} must be longer than the drafts, "
+                             f"loss.depth={options['depth']}")
+        return cls(model=model, target=target, loss_name=options.pop("name"), **options)
 
     def __post_init__(self):
         losses.check(self.loss_name, self.position_weight)
@@ -48,6 +58,8 @@ class Distill:
                              "draft's vocab_size at 0, which takes the target's")
         if self.depth < 1:
             raise ValueError(f"depth must be at least 1, got {self.depth}")
+        if not (self.decay > 0 or self.decay == 0 and self.position_weight != "exponential"):
+            raise ValueError(f"decay must be positive, got {self.decay}")
         if not self.temperature > 0:
             raise ValueError(f"temperature must be positive, got {self.temperature}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import ClassVar
 
 import jax.numpy as jnp
 import optax
@@ -21,6 +22,11 @@ class NextToken:
     """
 
     model: Model
+    needs_target: ClassVar[bool] = False
+
+    @classmethod
+    def from_config(cls, model, target, config):
+        return cls(model=model)
 
     def init(self, key, frozen):
         return Model(self.model.config.replace(dtype="float32")).init(key)
