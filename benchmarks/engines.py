@@ -100,7 +100,8 @@ def _llama_cpp(gguf: str, lm: LanguageModel, settings: Settings) -> Generate:
     """llama.cpp on a GGUF file, whatever its type."""
     from llama_cpp import Llama
     threads, eos = len(os.sched_getaffinity(0)), _eos(lm, settings)
-    model = Llama(gguf, n_ctx=2048, n_threads=threads, n_threads_batch=threads, verbose=False)
+    model = Llama(gguf, n_ctx=min(lm.model.config.max_positions, 8192), n_threads=threads, n_threads_batch=threads,
+                  verbose=False)
 
     def generate(ids, count):
         model.reset()

@@ -112,6 +112,11 @@ class LanguageModel:
         drafter = zoo.load(draft, **options) if draft else None               # first: it is the smaller one
         return cls(zoo.load(name, **options), drafter)
 
+    @property
+    def chats(self) -> bool:
+        """Whether the model has a chat template."""
+        return getattr(self.tokenizer, "chat_template", None) is not None
+
     def encode(self, prompt: str, *, chat: bool = False, system: str | None = None) -> list[int]:
         """Token ids of a prompt; with `chat`, of a user message in the model's chat template."""
         if not prompt:

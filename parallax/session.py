@@ -47,12 +47,13 @@ def decode(config: Any, given: dict[str, Any], flags: Any) -> None:
         raise ValueError("a system message needs a chat: add --chat")
     output = report.JsonLines(flags.output, overwrite=flags.overwrite) if flags.output is not None else None
     texts = _prompts(flags)
-    if texts is None:
+    built_in = texts is None
+    if built_in:
         texts = [prompt_files.EDITING]
-        settings["chat"] = True
     compare = sys.stdout.isatty() if flags.compare is None else flags.compare
     zoo.use_compile_cache()
     model = LanguageModel.load(source, draft=draft)
+    settings["chat"] |= built_in and model.chats
     settings = {key: value or None if key in ("system", "top_k", "min_p") else value for key, value in settings.items()}
     with output or contextlib.nullcontext():
         law = {key: settings[key] for key in ("verifier", "temperature", "top_k", "top_p", "min_p")}

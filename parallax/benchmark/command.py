@@ -16,7 +16,7 @@ from tqdm import tqdm
 from parallax.benchmark import facts, measure, numbers, page, tables
 from parallax.benchmark.engine import Engine, engines, logit_gap
 from parallax.benchmark.folder import Folder, units
-from parallax.benchmark.settings import Settings, resolve
+from parallax.benchmark.settings import BUILT_IN, Settings, resolve
 from parallax.generate import LanguageModel
 
 Baselines = Mapping[str, Callable[[LanguageModel, Settings], Engine]]
@@ -80,7 +80,8 @@ def _encode(lm: LanguageModel, settings: Settings) -> list[list[list[int]]]:
     new, room = settings.decoding["max_new_tokens"], lm.model.config.max_positions
     result = []
     for prompts in settings.prompts:
-        result.append([lm.encode(text, chat=settings.chat, system=settings.system or None) for text in prompts.texts])
+        chat = settings.chat or prompts.file == BUILT_IN and lm.chats
+        result.append([lm.encode(text, chat=chat, system=settings.system or None) for text in prompts.texts])
         for index, ids in zip(prompts.index, result[-1]):
             if len(ids) + new > room:
                 raise ValueError(f"{prompts.file}: prompt {index} has {len(ids)} tokens and max_new_tokens={new}, "

@@ -12,7 +12,7 @@ def get_config() -> ml_collections.ConfigDict:
 
     `methods` holds names, texts `NAME:option=value:...` or dicts with `name`, and if wanted `options`, `verifier` and
     `label`; plain decoding always runs besides. Those that need a draft model are left out where there is none.
-    Without `prompts` the built-in editing prompt is used, as a chat.
+    Without `prompts` the built-in editing prompt is used, as a chat if the model has a template.
     """
     config = ml_collections.ConfigDict()
     config.model = "smollm2-135m"

@@ -42,14 +42,15 @@ def measure(engines: Sequence[Engine], settings: Settings, rows: Sequence[Sequen
       rows: the token ids of every prompt of every file.
       gap: called with (prompt ids, ids before the difference, our token, the reference's) where tokens differ.
     """
-    for number, unit in enumerate(plan(settings)):
+    units = plan(settings)
+    for number, unit in enumerate(units):
         if unit in done:
             continue
         prompts = settings.prompts[unit.file]
         part = slice(unit.first, unit.first + settings.batch_size)
         batch, index = rows[unit.file][part], prompts.index[part]
         runs = {engine.label: _warm(engine, batch, index, settings.seed + unit.repeat)
-                for engine in rotated(engines, number + unit.repeat)}
+                for engine in rotated(engines, number % (len(units) // settings.repeats) + unit.repeat)}
         reference = runs[engines[0].label].ids
         gaps = {label: [_gap(gap, *outputs) for outputs in zip(batch, run.ids, reference)]
                 for label, run in runs.items() if gap and run.ids != reference}

@@ -19,6 +19,7 @@ from parallax.models.config import nearest
 from parallax.settings import complete
 
 REFERENCE = "autoregressive"
+BUILT_IN = "built-in"               # the prompt where no file is given; a chat, if the model has a template
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,10 +74,22 @@ class Settings:
         methods = {c.label: {"name": c.name, "options": {**options_of(c.name), **c.options}, "verifier": c.verifier}
                    for c in self.contenders}
         files = {p.file: {"prompts": len(p.texts), "sha256": p.sha256} for p in self.prompts}
-        result = {"model": self.model, "draft": self.draft, "methods": methods, "baselines": list(self.baselines),
+        weights = {name: found for name in (self.model, self.draft) if (found := _files_of(name))}
+        result = {"model": self.model, "draft": self.draft, "weights": weights, "methods": methods,
+                  "baselines": list(self.baselines),
                   "prompts": files, "chat": self.chat, "system": self.system, "batch_size": self.batch_size,
                   "repeats": self.repeats, "seed": self.seed, **self.decoding}
         return json.loads(json.dumps(result, default=str))
+
+
+def _files_of(name: str) -> str | None:
+    """What tells a local model from the one that stood at its path before: sizes and times of its files."""
+    path = pathlib.Path(name).expanduser()
+    if not name or not path.exists():
+        return None
+    files = sorted(path.iterdir()) if path.is_dir() else [path]
+    state = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    return hashlib.sha256(json.dumps(state).encode()).hexdigest()[:16]
 
 
 def resolve(config: Any, given: Mapping[str, Any], baselines: Sequence[str] = ()) -> Settings:
@@ -94,8 +107,7 @@ def resolve(config: Any, given: Mapping[str, Any], baselines: Sequence[str] = ()
     make_sampler(chosen["temperature"], chosen["top_k"], chosen["top_p"], chosen["min_p"])
     if not 0 <= chosen["seed"] <= 2**31 - chosen["repeats"]:
         raise ValueError(f"seed must be from 0 to {2**31 - chosen['repeats']}, got {chosen['seed']}")
-    chat = chosen["chat"] or not chosen["prompts"]
-    if chosen["system"] and not chat:
+    if chosen["system"] and not chosen["chat"]:
         raise ValueError("a system message needs a chat: add --chat")
     draft = chosen["draft"] or zoo.draft_of(chosen["model"]) or ""
     contenders = _contenders(chosen["methods"], draft, wanted="methods" in given)
@@ -112,7 +124,7 @@ def resolve(config: Any, given: Mapping[str, Any], baselines: Sequence[str] = ()
     decoding = {key: chosen[key] for key in ("max_new_tokens", "ignore_eos", "temperature", "top_k", "top_p", "min_p")}
     decoding |= {"top_k": chosen["top_k"] or None, "min_p": chosen["min_p"] or None,
                  "top_p": chosen["top_p"] if chosen["top_p"] < 1 else None}
-    return Settings(chosen["model"], draft, contenders, prompts, chat, chosen["system"],
+    return Settings(chosen["model"], draft, contenders, prompts, chosen["chat"], chosen["system"],
                     chosen["batch_size"], chosen["repeats"], chosen["seed"], decoding, tuple(baselines))
 
 
@@ -144,6 +156,9 @@ def contender(entry: str | Mapping[str, Any]) -> Contender:
         if key not in known:
             raise ValueError(f"a method of the config has no key {key!r}: expected one of {', '.join(known)}"
                              f"{nearest(key, known)}")
+    for key in set(entry) - {"options"}:
+        if not isinstance(entry[key], str):
+            raise ValueError(f"a method's {key} must be a text, got {entry[key]!r}")
     name, options, verifier = entry.get("name"), dict(entry.get("options", {})), entry.get("verifier", "follow")
     method(name)
     named = {**options, **({"verifier": verifier} if verifier != "follow" else {})}
@@ -168,9 +183,11 @@ def _parse(text: str) -> dict[str, Any]:
 
 def _prompts(files: Sequence[str], count: int) -> tuple[Prompts, ...]:
     if not files:
-        return (Prompts("built-in", "built-in", (prompt_files.EDITING,), (0,)),)
+        return (Prompts(BUILT_IN, BUILT_IN, (prompt_files.EDITING,), (0,)),)
     result = []
     for file in files:
+        if not isinstance(file, str):
+            raise ValueError(f"prompts must be names of files, got {file!r}")
         if files.count(file) > 1:
             raise ValueError(f"the prompt file {file!r} is there twice: give it once")
         texts = prompt_files.read(file)

@@ -81,8 +81,12 @@ def check_settings(name: str, options: Mapping[str, Any], *, verifier: str = "fo
         if option not in known:
             raise ValueError(f"method {name!r} has no option {option!r}: expected one of "
                              f"{', '.join(known) or '(none)'}{nearest(option, known)}")
+        default = known[option]
+        if type(options[option]) is not type(default) and not (type(default) is float and type(options[option]) is int):
+            raise ValueError(f"option {option!r} of method {name!r} must be of type {type(default).__name__}, got "
+                             f"{options[option]!r}")
     chosen.drafter(**options, **({"model": None} if chosen.needs_draft else {}))            # checks their values
-    if verifier not in VERIFIERS:
+    if not isinstance(verifier, str) or verifier not in VERIFIERS:
         raise ValueError(f"unknown verifier {verifier!r}: expected one of {', '.join(VERIFIERS)}"
                          f"{nearest(verifier, VERIFIERS)}")
     able = [other for other, entry in METHODS.items() if "kind" in entry.parts]

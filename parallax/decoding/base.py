@@ -183,7 +183,7 @@ class Context(NamedTuple):
 class Drafter(Protocol):
     """Guesses what comes next. A subclass needs `depth` and `propose`; the rest is that of a drafter without memory.
 
-    depth: the longest draft, which sizes the buffers. kind: of all its drafts.
+    depth: of every draft, which sizes the buffers (a shorter one has invalid nodes). kind: of all its drafts.
     """
 
     depth: int

@@ -65,7 +65,7 @@ class Rejection(Verifier):
     def __call__(self, draft: Draft, logits: Float[Array, "B T V"], keys: Key[Array, "B"],
                  start: Int[Array, "B"]) -> Verdict:
         depth = draft.depth
-        if draft.parents != tree.Shape.chain(depth).parents:
+        if not isinstance(draft.parents, tuple) or draft.parents != tree.Shape.chain(depth).parents:
             raise ValueError("rejection sampling verifies chains, this draft is a tree: use Follow")
         batch = start.shape[0]
         uniform = jnp.stack([jax.vmap(jax.random.uniform)(private_keys(keys, start, start + i, ACCEPT))

@@ -32,7 +32,7 @@ def settings(config=(), **given):
 def test_without_anything_all_methods_run_on_the_built_in_prompt(capsys):
     found = settings()
     assert [c.name for c in found.contenders] == [name for name in METHODS if not METHODS[name].needs_draft]
-    assert found.prompts == (Prompts("built-in", "built-in", (prompts.EDITING,), (0,)),) and found.chat
+    assert found.prompts == (Prompts("built-in", "built-in", (prompts.EDITING,), (0,)),)
     assert capsys.readouterr().err == "draft_model is left out: it needs a draft model, give one with --draft\n"
 
 
@@ -154,3 +154,24 @@ def test_the_config_of_all_methods_has_all_and_samples_with_each_verifier():
 def test_the_default_config_is_locked():
     with pytest.raises(AttributeError):
         defaults.get_config().nonsense = 1
+
+
+@pytest.mark.parametrize("methods, message", [
+    (["prompt_lookup:draft_length=abc"], "'draft_length' of method 'prompt_lookup' must be of type int, got 'abc'"),
+    (["prompt_lookup:draft_length=7.5"], "must be of type int, got 7.5"),
+    (["prompt_lookup:verifier=1"], "a method's verifier must be a text, got 1"),
+    (({"name": "prompt_lookup", "label": 5},), "a method's label must be a text, got 5"),
+], ids=str)
+def test_options_of_another_type_are_refused(methods, message):
+    with pytest.raises(ValueError, match=message):
+        resolve(defaults.get_config(), {"methods": methods})
+
+
+def test_a_model_that_was_replaced_at_its_path_is_another_benchmark(tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    given = {"model": str(tmp_path / "model")}
+    first = resolve(defaults.get_config(), given).describe()
+    assert first == resolve(defaults.get_config(), given).describe()
+    (tmp_path / "model" / "config.json").write_text("{ }")
+    assert first != resolve(defaults.get_config(), given).describe()
