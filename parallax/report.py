@@ -25,7 +25,7 @@ def table(runs: Sequence[Run], reference: Run | None = None) -> Any:
         "acceptance": lambda r: "-" if r.acceptance is None else f"{r.acceptance:.0%}",
         "prefill": lambda r: f"{r.prefill:.2f} s",
         "decode": lambda r: f"{r.decode:.2f} s",
-        "ms per token": lambda r: f"{1e3 * r.decode / r.tokens:.1f}",
+        "ms per token": lambda r: f"{1e3 * r.decode / r.tokens:.{1 if r.decode / r.tokens >= 1e-3 else 2}f}",
         "compile": lambda r: f"{r.compile:.1f} s",
     }
     if reference is not None:

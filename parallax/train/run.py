@@ -69,7 +69,8 @@ def main(config: Any, workdir: pathlib.Path) -> None:
         final = evaluate(state.best)
     export(parts, state.best, workdir / "export")
     if final:
-        console.print(_summary(final, workdir))
+        console.print(_summary(final))
+    console.print(f"{workdir / 'export'}", highlight=False, markup=False, soft_wrap=True)
 
 
 def _keep_tokenizer(tokenizer: Tokenizer | None, folder: pathlib.Path) -> None:
@@ -138,9 +139,8 @@ def _overview(values, program: Program, digest: str, plan: dict[str, Any], workd
     return table
 
 
-def _summary(final: dict[str, float], workdir: pathlib.Path) -> Table:
+def _summary(final: dict[str, float]) -> Table:
     table = Table("held out", "")
     for name, value in final.items():
         table.add_row(name.replace("_", " "), f"{value:.4f}")
-    table.caption = f"{workdir}/export"
     return table
