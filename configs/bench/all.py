@@ -7,9 +7,9 @@ A method that needs a draft model is left out where neither the zoo nor --draft 
 0.8, with rejection sampling beside sample-and-follow where a method's drafts allow it; `:smoke` is one prompt of 16
 tokens.
 
-Two CPU cores, under a minute: 2.24 tokens per forward with prompt lookup, 2.27 with token recycling, 2.37 with the draft
-model, at 1.08, 0.76 and 0.64 times the speed of plain decoding: a target that takes 0.13 ms a token is cheaper than any
-drafting. It repeats itself when greedy, which all of them can copy: distinct 4-grams 0.41.
+Two CPU cores, under a minute: 2.24 tokens per forward with prompt lookup, 2.27 with token recycling, 2.37 with the
+draft model, at 1.08, 0.76 and 0.64 times the speed of plain decoding: a target that takes 0.13 ms a token is cheaper
+than any drafting. It repeats itself when greedy, which all of them can copy: distinct 4-grams 0.41.
 """
 
 from parallax.benchmark import defaults
