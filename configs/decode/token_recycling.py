@@ -4,7 +4,7 @@ For any text; needs neither training nor a repetitive prompt.
 
     python -m parallax.decode --config token_recycling --chat --prompt "Why is the sky blue?" --compare
 
-Two CPU cores, SmolLM2-135M: 1.54 tokens per forward on chat prompts, 1.07 times plain decoding; 2.15 and 1.3
+Two CPU cores, SmolLM2-135M: 1.50 tokens per forward on chat prompts, 1.08 times plain decoding; 2.15 and 1.3
 times plain decoding on benchmarks/prompts/editing.jsonl.
 `:smoke` decodes 16 tokens.
 """
