@@ -2,8 +2,8 @@
 
     python -m parallax.bench --config editing --output bench/editing
 
-Two CPU cores, a quarter of an hour: prompt lookup 4.25 tokens per forward and 2.9 times plain decoding with drafts of
-7 tokens, token recycling 2.15 and 1.3 times; equal tokens in all 20.
+Two CPU cores: prompt lookup 4.25 tokens per forward and 2.9 times plain decoding with drafts of 7 tokens (drafts of 15
+have no figure yet), token recycling 2.15 and 1.3 times; equal tokens in all 20 with both.
 `:smoke` is one prompt of 16 tokens.
 """
 

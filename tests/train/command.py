@@ -13,10 +13,24 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from parallax.train import defaults
 from parallax.train.checkpoints import read_params
 
 _ROOT = pathlib.Path(__file__).parent.parent.parent
 STEPS = 24
+
+
+def small_config(texts: pathlib.Path, **changes):
+    """Next-token training of a tiny target on a folder of texts, for 12 steps."""
+    config = defaults.get_config()
+    config.data.source, config.data.held_out = (str(texts),), 0.2
+    config.model.update(hidden_size=16, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=8, intermediate_size=32,
+                        max_positions=64)
+    config.update(sequence_length=32, batch_size=4, steps=12, log_every=2, eval_every=6, checkpoint_every=4,
+                  eval_batches=2, eval_prompts=2, eval_prompt_length=4, eval_new_tokens=8)
+    config.optimizer.warmup = 2
+    config.update(changes)
+    return config
 
 
 class Ended(NamedTuple):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from parallax.train import defaults
+from tests.train.command import small_config, train
 
 WORDS = "the cat sat on the mat while the dog ran in the park and it rained all day in the old town"
 
@@ -27,12 +27,13 @@ def cache(tmp_path, monkeypatch):
 @pytest.fixture
 def config(texts, cache):
     """Next-token training of a tiny target for 12 steps."""
-    result = defaults.get_config()
-    result.data.source = (str(texts),)
-    result.data.held_out = 0.2
-    result.model.update(hidden_size=16, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=8, intermediate_size=32,
-                        max_positions=64)
-    result.sequence_length, result.batch_size, result.steps = 32, 4, 12
-    result.log_every, result.eval_every, result.checkpoint_every, result.eval_batches = 2, 6, 4, 2
-    result.optimizer.warmup = 2
-    return result
+    return small_config(texts)
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory, texts):
+    """The workdir of a run of the command that nothing disturbed."""
+    workdir = tmp_path_factory.mktemp("undisturbed") / "run"
+    ended = train(workdir, texts)
+    assert ended.status == 0, ended.log
+    return workdir

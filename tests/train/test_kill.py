@@ -10,14 +10,6 @@ import pytest
 from tests.train.command import STEPS, outcome, train
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory, texts):
-    workdir = tmp_path_factory.mktemp("undisturbed") / "run"
-    ended = train(workdir, texts)
-    assert ended.status == 0, ended.log
-    return outcome(workdir)
-
-
 def complete(workdir):
     """Steps of whole checkpoints."""
     return [int(item.name) for item in workdir.glob("checkpoints/*") if item.name.isdigit()]
@@ -49,7 +41,7 @@ def test_a_run_killed_at_random_steps_ends_like_one_that_was_not(undisturbed, te
         train(tmp_path / "run", texts, watch=at_random(moments, tmp_path / "run", last))
     ended = train(tmp_path / "run", texts)
     assert ended.status == 0, ended.log
-    assert outcome(tmp_path / "run") == undisturbed
+    assert outcome(tmp_path / "run") == outcome(undisturbed)
 
 
 def test_a_run_killed_while_it_writes_a_checkpoint_ends_like_one_that_was_not(undisturbed, texts, tmp_path):
@@ -60,7 +52,7 @@ def test_a_run_killed_while_it_writes_a_checkpoint_ends_like_one_that_was_not(un
     before = max(complete(workdir))
     ended = train(workdir, texts)
     assert ended.status == 0 and f"step {before + 1}/" in ended.log and f"step {before}/" not in ended.log
-    assert outcome(workdir) == undisturbed
+    assert outcome(workdir) == outcome(undisturbed)
 
 
 def test_a_full_disk_ends_in_one_line_and_the_run_goes_on_when_there_is_room(undisturbed, texts, tmp_path):
@@ -78,7 +70,7 @@ def test_a_full_disk_ends_in_one_line_and_the_run_goes_on_when_there_is_room(und
     assert "Traceback" not in ended.log
     ended = train(workdir, texts)
     assert ended.status == 0, ended.log
-    assert outcome(workdir) == undisturbed
+    assert outcome(workdir) == outcome(undisturbed)
 
 
 @pytest.mark.slow
@@ -94,4 +86,4 @@ def test_twenty_kills_at_random_moments_change_nothing(undisturbed, texts, tmp_p
             kills += train(workdir, texts, watch=watch).status == -9
         ended = train(workdir, texts)
         assert ended.status == 0, ended.log
-        assert outcome(workdir) == undisturbed
+        assert outcome(workdir) == outcome(undisturbed)

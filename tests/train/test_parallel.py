@@ -1,19 +1,10 @@
 """The same config on one device and on eight gives the same run."""
 
 import numpy as np
-import pytest
 
 from tests.train.command import figures, train
 
 _MESH = ("--config.mesh.data=2", "--config.mesh.fsdp=2", "--config.mesh.tensor=2")
-
-
-@pytest.fixture(scope="module")
-def one_device(tmp_path_factory, texts):
-    workdir = tmp_path_factory.mktemp("one") / "run"
-    ended = train(workdir, texts)
-    assert ended.status == 0, ended.log
-    return figures(workdir)
 
 
 def assert_same_curve(found, expected):
@@ -23,13 +14,13 @@ def assert_same_curve(found, expected):
                                    rtol=1e-3, err_msg=name)
 
 
-def test_eight_devices_give_the_curve_of_one(one_device, texts, tmp_path):
+def test_eight_devices_give_the_curve_of_one(undisturbed, texts, tmp_path):
     ended = train(tmp_path / "run", texts, *_MESH, devices=8)
     assert ended.status == 0 and "8 x cpu" in ended.log, ended.log
-    assert_same_curve(figures(tmp_path / "run"), one_device)
+    assert_same_curve(figures(tmp_path / "run"), figures(undisturbed))
 
 
-def test_a_run_begun_on_eight_devices_goes_on_on_one(one_device, texts, tmp_path):
+def test_a_run_begun_on_eight_devices_goes_on_on_one(undisturbed, texts, tmp_path):
     workdir = tmp_path / "run"
 
     def watch(process, log):
@@ -39,4 +30,4 @@ def test_a_run_begun_on_eight_devices_goes_on_on_one(one_device, texts, tmp_path
     assert train(workdir, texts, *_MESH, devices=8, watch=watch).status == -9
     ended = train(workdir, texts)
     assert ended.status == 0 and "1 x cpu" in ended.log and "step 1/" not in ended.log, ended.log
-    assert_same_curve(figures(workdir), one_device)
+    assert_same_curve(figures(workdir), figures(undisturbed))

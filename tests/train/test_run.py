@@ -10,6 +10,7 @@ import pytest
 from parallax import checkpoint, zoo
 from parallax.generate import LanguageModel
 from parallax.train import corpus, defaults, run, selfgen
+from tests.train.command import small_config
 
 
 def train(config, workdir):
@@ -23,25 +24,13 @@ def trained(texts, tmp_path_factory):
     folder = tmp_path_factory.mktemp("trained")
     os.environ["PARALLAX_CACHE"], before = str(folder / "cache"), os.environ.get("PARALLAX_CACHE")
     try:
-        yield folder / "run", train(_config(texts), folder / "run")
+        yield folder / "run", train(small_config(texts), folder / "run")
     finally:
         os.environ.pop("PARALLAX_CACHE") if before is None else os.environ.update(PARALLAX_CACHE=before)
 
 
-def _config(texts, **changes):
-    result = defaults.get_config()
-    result.data.source, result.data.held_out = (str(texts),), 0.2
-    result.model.update(hidden_size=16, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=8, intermediate_size=32,
-                        max_positions=64)
-    result.update(sequence_length=32, batch_size=4, steps=12, log_every=2, eval_every=6, checkpoint_every=4,
-                  eval_batches=2, eval_prompts=2, eval_prompt_length=4, eval_new_tokens=8)
-    result.optimizer.warmup = 2
-    result.update(changes)
-    return result
-
-
 def _draft_config(texts, target, **changes):
-    result = _config(texts, objective="distill", target=str(target), steps=4, checkpoint_every=4, **changes)
+    result = small_config(texts, objective="distill", target=str(target), steps=4, checkpoint_every=4, **changes)
     result.model.update(num_layers=1)
     return result
 
@@ -63,9 +52,15 @@ def test_a_run_leaves_config_versions_corpus_hash_figures_and_a_model_that_decod
     assert len(run.completions[0].ids) == 4
 
 
+def test_checkpoints_of_chosen_steps_stay_beside_the_latest(config, tmp_path):
+    config.update(steps=6, checkpoint_every=2, keep=1, keep_every=4)
+    run.main(config, tmp_path / "run")
+    assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()) == ["4", "6"]
+
+
 def test_a_longer_run_goes_on_from_a_shorter_one(trained, texts, tmp_path, capsys):
     """With a constant rate, for a schedule stretches with the run."""
-    config = _config(texts, steps=6)
+    config = small_config(texts, steps=6)
     config.optimizer.schedule = "constant"
     run.main(config, tmp_path / "run")
     config.steps = 10
@@ -78,20 +73,20 @@ def test_a_longer_run_goes_on_from_a_shorter_one(trained, texts, tmp_path, capsy
 
 def test_a_finished_run_only_exports_again(trained, texts, capsys):
     workdir, before = trained
-    assert equal(train(_config(texts), workdir).params, before.params)
+    assert equal(train(small_config(texts), workdir).params, before.params)
     assert "going on behind step 12" in capsys.readouterr().err
 
 
 def test_training_can_start_from_other_weights(trained, texts, tmp_path):
     workdir, before = trained
-    config = _config(texts, init=str(workdir / "export"), steps=1, checkpoint_every=1)
+    config = small_config(texts, init=str(workdir / "export"), steps=1, checkpoint_every=1)
     config.optimizer.learning_rate = 1e-9
     ours = train(config, tmp_path / "run")
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), ours.params, before.params)
 
 
 def test_weights_to_start_from_bring_their_tokenizer(texts, tmp_path, cache):
-    config = _config(texts, init="tiny-python", steps=1, checkpoint_every=1)
+    config = small_config(texts, init="tiny-python", steps=1, checkpoint_every=1)
     ours = train(config, tmp_path / "run")
     assert ours.tokenizer.encode("def main") == checkpoint.load(zoo.resolve("tiny-python")).tokenizer.encode("def main")
     config.tokenizer = "bytes"
@@ -268,9 +263,9 @@ def test_a_workdir_of_another_run_is_refused_and_stays_as_it_is(trained, texts):
     workdir, _ = trained
     before = {p: p.read_bytes() for p in workdir.rglob("*") if p.is_file()}
     with pytest.raises(ValueError, match="holds another run: its seed is 0, here it is 1"):
-        run.main(_config(texts, seed=1), workdir)
+        run.main(small_config(texts, seed=1), workdir)
     with pytest.raises(ValueError, match="holds another run: its model.hidden_size is 16, here it is 32"):
-        other = _config(texts)
+        other = small_config(texts)
         other.model.hidden_size = 32
         run.main(other, workdir)
     assert before == {p: p.read_bytes() for p in workdir.rglob("*") if p.is_file()}
