@@ -1,9 +1,9 @@
 """What a draft position costs: losses between the target's law and the drafter's, and the weight of each position.
 
 V vocabulary, K draft depth. Every loss takes logp and logq, log-probabilities [..., V], and tokens [...], and gives a
-number per position [...], zero when the two laws agree (cross-entropy apart). Every position weight takes alpha [..., K]
-and its own number `decay`, and gives [..., K]. The divergences are those that DistillSpec (arXiv:2310.08461) compares;
-`nla` and `lk_hybrid` are the speculators project's.
+number per position [...], zero when the two laws agree (cross-entropy apart). Every position weight takes alpha
+[..., K] and its own number `decay`, and gives [..., K]. The divergences are those that DistillSpec (arXiv:2310.08461)
+compares; `nla` and `lk_hybrid` are the speculators project's.
 
 Notation: p the target's law, q the drafter's, alpha = sum_x min(p, q) the chance that rejection sampling accepts.
 """
