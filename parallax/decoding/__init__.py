@@ -9,13 +9,14 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from parallax.decoding import spec
 from parallax.decoding.base import Decoder, DecodeState, Draft, Drafter, Result, StepInfo, Verifier
 from parallax.decoding.drafters import DraftModel, Nothing, PromptLookup, TokenRecycling
 from parallax.decoding.loop import decode, stream
 from parallax.decoding.sampling import Greedy, Sample, Sampler, make_sampler
 from parallax.decoding.speculative import Speculative
 from parallax.decoding.tree import Shape
-from parallax.decoding.verify import Follow, Rejection
+from parallax.decoding.verify import VERIFIERS, Follow, Rejection
 from parallax.models.config import nearest
 from parallax.models.transformer import Model
 
@@ -23,9 +24,6 @@ __all__ = ["DecodeState", "Decoder", "Draft", "DraftModel", "Drafter", "Follow",
            "Nothing", "PromptLookup", "Rejection", "Result", "Sample", "Shape", "Speculative", "StepInfo",
            "TokenRecycling", "VERIFIERS", "Verifier", "check_settings", "decode", "make_decoder", "make_sampler",
            "method", "options_of", "stream"]
-
-_PARTS = ("model", "sampler", "kind")          # fields of a drafter that `make_decoder` fills in: no options
-
 
 @dataclasses.dataclass(frozen=True)
 class Method:
@@ -38,7 +36,7 @@ class Method:
     @property
     def parts(self) -> tuple[str, ...]:
         """What the drafter wants besides its options: `model`, a draft model; `sampler` and `kind`, to draw drafts."""
-        return tuple(field.name for field in dataclasses.fields(self.drafter) if field.name in _PARTS)
+        return tuple(field.name for field in dataclasses.fields(self.drafter) if field.name in spec.PARTS)
 
     @property
     def needs_draft(self) -> bool:
@@ -54,9 +52,6 @@ METHODS: dict[str, Method] = {
     "draft_model": Method(DraftModel, "a smaller language model writes ahead", "arXiv:2211.17192; arXiv:2302.01318"),
 }
 
-VERIFIERS: dict[str, type[Verifier]] = {"follow": Follow, "rejection": Rejection}
-
-
 def method(name: str) -> Method:
     """The method called `name`. Raises ValueError with the known names."""
     if name not in METHODS:
@@ -66,7 +61,7 @@ def method(name: str) -> Method:
 
 def options_of(name: str) -> dict[str, Any]:
     """The options of a method and their defaults."""
-    return {field.name: field.default for field in dataclasses.fields(method(name).drafter) if field.name not in _PARTS}
+    return spec.fields(method(name).drafter)
 
 
 def check_settings(name: str, options: Mapping[str, Any], *, verifier: str = "follow", draft: bool = False) -> None:
@@ -76,23 +71,15 @@ def check_settings(name: str, options: Mapping[str, Any], *, verifier: str = "fo
       name, options, verifier: as for `make_decoder`.
       draft: whether there is a draft model.
     """
-    known, chosen = options_of(name), method(name)
-    for option in options:
-        if option not in known:
-            raise ValueError(f"method {name!r} has no option {option!r}: expected one of "
-                             f"{', '.join(known) or '(none)'}{nearest(option, known)}")
-        default = known[option]
-        if type(options[option]) is not type(default) and not (type(default) is float and type(options[option]) is int):
-            raise ValueError(f"option {option!r} of method {name!r} must be of type {type(default).__name__}, got "
-                             f"{options[option]!r}")
+    chosen = method(name)
+    spec.check(options, options_of(name), f"method {name!r}")
     chosen.drafter(**options, **({"model": None} if chosen.needs_draft else {}))            # checks their values
-    if not isinstance(verifier, str) or verifier not in VERIFIERS:
-        raise ValueError(f"unknown verifier {verifier!r}: expected one of {', '.join(VERIFIERS)}"
-                         f"{nearest(verifier, VERIFIERS)}")
-    able = [other for other, entry in METHODS.items() if "kind" in entry.parts]
-    if verifier == "rejection" and name not in able:
-        raise ValueError(f"rejection sampling needs drafts with a known law, and those of {name!r} have none: expected "
-                         f"method {' or '.join(able)}, or verifier follow")
+    rule, _ = spec.parse(verifier, VERIFIERS, "verifier")
+    draws = "kind" in chosen.parts
+    if not draws and "deterministic" not in rule.kinds:
+        able = [other for other, entry in METHODS.items() if "kind" in entry.parts]
+        raise ValueError(f"verifier {verifier!r} needs drafts with a known law, and those of {name!r} have none: "
+                         f"expected method {' or '.join(able)}, or verifier follow")
     if chosen.needs_draft and not draft:
         raise ValueError(f"method {name!r} needs a draft model: give one with the target's tokenizer as draft "
                          "(--draft on the command line)")
@@ -111,7 +98,8 @@ def make_decoder(name: str, model: Model, *, sampler: Sampler = Greedy(), eos: t
       model: the target.
       sampler: how the target's tokens are drawn, and the drafter's where it draws any.
       eos: tokens that end a sequence.
-      verifier: a key of `VERIFIERS`. With `Greedy`, rejection sampling *is* sample-and-follow, which is then taken.
+      verifier: a key of `VERIFIERS`, perhaps with options: `typical(epsilon=0.1)`. With `Greedy`, the rules that judge
+        drawn drafts *are* sample-and-follow, which is then taken.
       draft: the draft model of a method that needs one; its parameters are params["draft"].
       **options: fields of the method's drafter.
 
@@ -120,12 +108,14 @@ def make_decoder(name: str, model: Model, *, sampler: Sampler = Greedy(), eos: t
         that the method cannot drive.
     """
     check_settings(name, options, verifier=verifier, draft=draft is not None)
+    rule, _ = spec.parse(verifier, VERIFIERS, "verifier")
     if isinstance(sampler, Greedy):
-        verifier, kind = "follow", "deterministic"
+        verifier, kind = verifier if "deterministic" in rule.kinds else "follow", "deterministic"
     else:
-        kind = "sampled" if verifier == "rejection" else "coupled"
+        kind = next(kind for kind in ("coupled", "sampled", "deterministic") if kind in rule.kinds)
     parts = {"model": draft, "sampler": sampler, "kind": kind}
     drafter = method(name).drafter(**{part: parts[part] for part in method(name).parts}, **options)
-    decoder = Speculative(model=model, drafter=drafter, verifier=VERIFIERS[verifier](sampler=sampler), eos=tuple(eos))
+    decoder = Speculative(model=model, drafter=drafter, verifier=spec.build(verifier, VERIFIERS, "verifier",
+                                                                            sampler=sampler), eos=tuple(eos))
     decoder.check()
     return decoder

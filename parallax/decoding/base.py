@@ -114,10 +114,15 @@ class Draft:
 
     tokens [B, T], column 0 the pending token; parents [T] or [B, T], parent before child, parents[0] = 0; valid [B, T]:
     an invalid node is never accepted (a token id never means "no draft"); depth: the deepest node, static.
-    kind (static): `deterministic` (a function of the past), `sampled` (node i + 1 drawn from exp(logq[:, i]), which is
-    normalised), `coupled` (drawn with the target's own noise). Pruning turns a sampled tree into a deterministic one.
+    kind (static): `deterministic` (a function of the past), `sampled` (the children of node n drawn from
+    exp(logq[:, n]), which is normalised), `coupled` (drawn with the target's own noise). What stays in a sampled tree
+    must not depend on which tokens were drawn: pruning turns a sampled tree into a deterministic one.
+    replacement (static): siblings of a sampled tree were drawn independently, else one after the other from what the
+    ones before left over; they are verified in the order of their indices. logq may lack rows of the last nodes, if
+    these have no children.
     certain (static): no node is ever invalid; then no shorter forward is compiled for steps without a draft.
-    probes: extra rows for the drafter's own use. forwards, rows: what drafting cost per sequence.
+    match [B]: how many tokens of the text a retrieved draft matched. forwards, rows: what drafting cost, a number or
+    one per sequence.
     """
 
     tokens: Int[Array, "B T"]
@@ -125,11 +130,12 @@ class Draft:
     valid: Bool[Array, "B T"]
     depth: int = struct.field(pytree_node=False)
     kind: Kind = struct.field(pytree_node=False, default="deterministic")
-    logq: Float[Array, "B D V"] | None = None
+    logq: Float[Array, "B I V"] | None = None
+    replacement: bool = struct.field(pytree_node=False, default=False)
     certain: bool = struct.field(pytree_node=False, default=False)
-    probes: Any = None
-    forwards: int = struct.field(pytree_node=False, default=0)
-    rows: int = struct.field(pytree_node=False, default=0)
+    match: Int[Array, "B"] | None = None
+    forwards: Any = 0
+    rows: Any = 0
 
 
 class Verdict(NamedTuple):
@@ -183,11 +189,13 @@ class Context(NamedTuple):
 class Drafter(Protocol):
     """Guesses what comes next. A subclass needs `depth` and `propose`; the rest is that of a drafter without memory.
 
-    depth: of every draft, which sizes the buffers (a shorter one has invalid nodes). kind: of all its drafts.
+    depth: of every draft, which sizes the buffers (a shorter one has invalid nodes). kind, replacement: of all its
+    drafts.
     """
 
     depth: int
     kind: Kind = "deterministic"
+    replacement: bool = False
 
     def check(self, target: Model) -> None:
         """Raises ValueError, before anything is compiled, if it cannot draft for this target."""
@@ -204,6 +212,12 @@ class Drafter(Protocol):
         """Learns what was committed. `ctx` is the state after the commit; a finished sequence has count 0."""
         return own
 
+    def rewind(self, params: Any, own: Any, ctx: Context) -> Any:
+        """Forgets what lies behind `ctx.length`, for a drafter that drafts for a drafter whose text was not accepted.
+
+        Caches must be cut; tables that only suggest may keep what they learned."""
+        return own
+
 
 @runtime_checkable
 class Verifier(Protocol):
@@ -212,14 +226,16 @@ class Verifier(Protocol):
     guarantee: Guarantee
     kinds: tuple[Kind, ...]
 
-    def check(self, kind: Kind) -> None:
-        """Raises ValueError, before anything is compiled, if it cannot verify drafts of this kind."""
-        if kind not in self.kinds:
-            raise ValueError(f"{type(self).__name__} cannot verify a {kind} draft: it takes {', '.join(self.kinds)}")
+    def check(self, source: Drafter | Draft) -> None:
+        """Raises ValueError, before anything is compiled, if it cannot verify such drafts."""
+        if source.kind not in self.kinds:
+            raise ValueError(f"{type(self).__name__} cannot verify a {source.kind} draft: it takes "
+                             f"{', '.join(self.kinds)}")
 
-    def __call__(self, draft: Draft, logits: Float[Array, "B T V"], keys: Key[Array, "B"],
-                 start: Int[Array, "B"]) -> Verdict:
-        """`start` is the position of the first token to emit. Never cuts at limit or end of text: the step does."""
+    def __call__(self, draft: Draft, logits: Float[Array, "B T V"], hidden: Float[Array, "B T E"],
+                 ctx: Context) -> Verdict:
+        """The target's logits and last hidden states at every node; `ctx.length` is the position of the first token
+        to emit. Never cuts at limit or end of text: the step does."""
 
 
 @runtime_checkable

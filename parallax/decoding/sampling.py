@@ -14,11 +14,13 @@ the noise that it has looked at again in the next step.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Int, Key
 
 from parallax.decoding.base import policy, static
 
@@ -66,13 +68,36 @@ def argmax(values: Float[Array, "*lead V"]) -> Int[Array, "*lead"]:
     return (best * 256 + within).astype(jnp.int32)
 
 
+class Seen(NamedTuple):
+    """The text in front of each of T rows, for warpers that count tokens.
+
+    tokens [B, N], length [B]: what is decided; path [B, T, S], along [B, T, S]: drafts between that and the row, where
+    `along` is true.
+    """
+
+    tokens: Int[Array, "B N"]
+    length: Int[Array, "B"]
+    path: Int[Array, "B T S"]
+    along: Bool[Array, "B T S"]
+
+    @classmethod
+    def text(cls, tokens: Int[Array, "B N"], length: Int[Array, "B"]) -> Seen:
+        """Decided text alone, in front of one row."""
+        nothing = jnp.zeros((tokens.shape[0], 1, 0), jnp.int32)
+        return cls(tokens, length, nothing, nothing.astype(bool))
+
+
 @policy
 class Greedy:
     """The most likely token; of equals, the lowest id."""
 
     def draw(self, logits: Float[Array, "B T V"], keys: Key[Array, "B"], start: Int[Array, "B"],
-             offsets: Int[Array, "T"] | Int[Array, "B T"], depth: int) -> Int[Array, "B T"]:
-        """Tokens after nodes that lie `offsets` (at most `depth`) behind the pending token, which is at `start` - 1."""
+             offsets: Int[Array, "T"] | Int[Array, "B T"], depth: int,
+             seen: Seen | None = None) -> Int[Array, "B T"]:
+        """Tokens after nodes that lie `offsets` (at most `depth`) behind the pending token, which is at `start` - 1.
+
+        seen: the text in front of each of them, itself included.
+        """
         return argmax(logits)
 
 
@@ -92,7 +117,7 @@ class Sample:
     top_p: float | None = None
     min_p: float | None = None
 
-    def warp(self, logits: Float[Array, "*lead V"]) -> Float[Array, "*lead V"]:
+    def warp(self, logits: Float[Array, "*lead V"], seen: Seen | None = None) -> Float[Array, "*lead V"]:
         """Log-probabilities up to a constant; dropped tokens are -inf."""
         # From the maximum down, so that a low temperature neither overflows nor rounds the noise away.
         logits = (logits - logits.max(-1, keepdims=True)) / self.temperature
@@ -105,13 +130,13 @@ class Sample:
             logits = jnp.where(logits >= floor, logits, -jnp.inf)
         return logits
 
-    def draw(self, logits, keys, start, offsets, depth):
+    def draw(self, logits, keys, start, offsets, depth, seen=None):
         """As `Greedy.draw`. Noise is drawn once per depth and shared by the nodes of that depth."""
         size = logits.shape[-1]
         noise = jnp.stack([noise_target(keys, start + d, size) for d in range(depth + 1)], 1)
         offsets = jnp.broadcast_to(offsets, logits.shape[:2])
         noise = jnp.take_along_axis(noise, offsets[..., None], 1)
-        return argmax(self.warp(logits) + noise)
+        return argmax(self.warp(logits, seen) + noise)
 
 
 Sampler = Greedy | Sample

@@ -65,7 +65,7 @@ class Speculative:
                              f"'shifted', visibility 'causal'); this one has {config.alignment!r} and "
                              f"{config.visibility!r}")
         self.drafter.check(self.model)
-        self.verifier.check(self.drafter.kind)
+        self.verifier.check(self.drafter)
 
     def init(self, params: Params, prompt, prompt_length, keys, limit, capacity: int) -> DecodeState:
         batch, width = prompt.shape
@@ -106,10 +106,10 @@ class Speculative:
     def step(self, params: Params, state: DecodeState) -> tuple[DecodeState, StepInfo]:
         ctx = self._context(params, state.tokens, state.length, state.cache, state.key)
         draft, own = self.drafter.propose(params.get("draft"), state.own, ctx)
-        self.verifier.check(draft.kind)
+        self.verifier.check(draft)
         block = tree.block(draft, state.length)
         out, logits, rows = self._forward(params["target"], draft, block, state)
-        verdict = self.verifier(draft, logits, state.key, state.length)
+        verdict = self.verifier(draft, logits, out.hidden, ctx)
         emitted = self._emitted(draft, verdict)                                                     # [B, K]
         count, done, failed = self._cut(state, verdict, emitted, logits)
         tokens = _append(state.tokens, state.length, emitted, count)

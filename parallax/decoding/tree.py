@@ -12,9 +12,10 @@ from collections.abc import Iterable
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int
+from jaxtyping import Array, Bool, Int
 
-from parallax.decoding.base import Draft, Verdict
+from parallax.decoding.base import Context, Draft, Verdict
+from parallax.decoding.sampling import Seen
 from parallax.models.cache import Block
 
 
@@ -91,28 +92,49 @@ def block(draft: Draft, length: Int[Array, "B"]) -> Block:
     return Block(draft.tokens, positions, jnp.asarray(ancestors(draft.parents, draft.depth)))
 
 
+def seen(draft: Draft, ctx: Context) -> Seen:
+    """The text in front of what the target says at every node: what is decided, and the drafts down to the node."""
+    size = draft.tokens.shape[1]
+    above = jnp.broadcast_to(jnp.asarray(ancestors(draft.parents, draft.depth)), (*draft.tokens.shape, size))
+    path = jnp.broadcast_to(draft.tokens[:, None], above.shape)
+    return Seen(ctx.tokens, ctx.length, path[..., 1:], above[..., 1:])
+
+
+def deepest(draft: Draft, accepted: Bool[Array, "B T"]) -> Int[Array, "B"]:
+    """The deepest node that is accepted together with all its ancestors; of equally deep ones the lowest index.
+
+    The root always is accepted, an invalid node never.
+    """
+    batch, size = draft.tokens.shape
+    parents = jnp.broadcast_to(jnp.asarray(draft.parents), (batch, size))
+    level = jnp.broadcast_to(jnp.asarray(depths(draft.parents, draft.depth)), (batch, size))
+    alive = hit = draft.valid & accepted | (level == 0)
+    for _ in range(draft.depth):
+        alive = hit & jnp.take_along_axis(alive, parents, 1)
+    return jnp.argmax(jnp.where(alive, level, -1), 1).astype(jnp.int32)
+
+
+def verdict(draft: Draft, node: Int[Array, "B"], following: Int[Array, "B"],
+            targets: Int[Array, "B T"] | None = None) -> Verdict:
+    """The verdict that accepts the path down to `node` and emits `following` behind it."""
+    batch, size = draft.tokens.shape
+    level = jnp.broadcast_to(jnp.asarray(depths(draft.parents, draft.depth)), (batch, size))
+    above = jnp.broadcast_to(jnp.asarray(ancestors(draft.parents, draft.depth)), (batch, size, size))
+    above = jnp.take_along_axis(above, node[:, None, None], 1)[:, 0]                      # [B, T]
+    path = [jnp.argmax(above & (level == d), 1).astype(jnp.int32) for d in range(draft.depth + 1)]
+    count = jnp.take_along_axis(level, node[:, None], 1)[:, 0] + 1
+    return Verdict(jnp.stack(path, 1), count, following, node, targets)
+
+
 def walk(draft: Draft, targets: Int[Array, "B T"]) -> Verdict:
     """Follows the target's tokens from the root as deep as the tree has them.
 
     targets: the token that the target puts behind every node. Of equally deep accepted nodes (duplicate siblings) the
     one with the lowest index is taken.
     """
-    batch, size = draft.tokens.shape
-    parents = jnp.broadcast_to(jnp.asarray(draft.parents), (batch, size))
-    level = jnp.broadcast_to(jnp.asarray(depths(draft.parents, draft.depth)), (batch, size))
-    hit = draft.valid & (draft.tokens == jnp.take_along_axis(targets, parents, 1)) | (level == 0)
-    alive = hit
-    for _ in range(draft.depth):
-        alive = hit & jnp.take_along_axis(alive, parents, 1)
-    node = jnp.argmax(jnp.where(alive, level, -1), 1).astype(jnp.int32)
-    seen = jnp.broadcast_to(jnp.asarray(ancestors(draft.parents, draft.depth)), (batch, size, size))
-    above = jnp.take_along_axis(seen, node[:, None, None], 1)[:, 0]                       # [B, T]
-    path = [jnp.argmax(above & (level == d), 1).astype(jnp.int32) for d in range(draft.depth + 1)]
-
-    def at_node(values):
-        return jnp.take_along_axis(values, node[:, None], 1)[:, 0]
-
-    return Verdict(jnp.stack(path, 1), at_node(level) + 1, at_node(targets), node, targets)
+    parents = jnp.broadcast_to(jnp.asarray(draft.parents), draft.tokens.shape)
+    node = deepest(draft, draft.tokens == jnp.take_along_axis(targets, parents, 1))
+    return verdict(draft, node, jnp.take_along_axis(targets, node[:, None], 1)[:, 0], targets)
 
 
 def by_depth(draft: Draft, verdict: Verdict) -> tuple[Int[Array, "B D"], Int[Array, "B D"]]:

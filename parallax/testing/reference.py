@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from parallax.decoding.sampling import Greedy, Sampler, row_keys
+from parallax.decoding.sampling import Greedy, Sampler, Seen, row_keys
 from parallax.models import Block, Model
 
 
@@ -33,13 +33,13 @@ def reference_decode(model: Model, params, prompt: Sequence[int], limit: int, *,
         padded[0, :len(tokens)] = tokens
         logits = forward(params, padded)[:, len(tokens) - 1:len(tokens)]
         position = jnp.asarray([len(tokens)])
-        tokens.append(int(_draw(sampler, logits, keys, position)[0, 0]))
+        tokens.append(int(_draw(sampler, logits, keys, position, jnp.asarray(padded))[0, 0]))
     return tokens
 
 
 @jax.jit
-def _draw(sampler: Sampler, logits, keys, position):
-    return sampler.draw(logits, keys, position, jnp.zeros(1, jnp.int32), 0)
+def _draw(sampler: Sampler, logits, keys, position, tokens):
+    return sampler.draw(logits, keys, position, jnp.zeros(1, jnp.int32), 0, Seen.text(tokens, position))
 
 
 _CACHE: dict = {}

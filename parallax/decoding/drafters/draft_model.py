@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from parallax.decoding.base import Draft, Drafter, Kind, policy, static
-from parallax.decoding.sampling import DRAFT, Greedy, Sampler, argmax, noise_private
+from parallax.decoding.sampling import DRAFT, Greedy, Sampler, Seen, argmax, noise_private
 from parallax.decoding.tree import Shape
 from parallax.models.cache import Block, commit, truncate
 from parallax.models.transformer import Model
@@ -114,7 +114,8 @@ class DraftModel(Drafter):
         if self.kind == "deterministic":
             return argmax(logits), None
         if self.kind == "coupled":
-            return self.sampler.draw(logits[:, None], ctx.key, position, jnp.zeros(1, jnp.int32), 0)[:, 0], None
-        warped = self.sampler.warp(logits)
+            return self.sampler.draw(logits[:, None], ctx.key, position, jnp.zeros(1, jnp.int32), 0,
+                                     Seen.text(ctx.tokens, position))[:, 0], None
+        warped = self.sampler.warp(logits[:, None], Seen.text(ctx.tokens, position))[:, 0]
         noise = noise_private(ctx.key, ctx.length, position, DRAFT, logits.shape[-1])
         return argmax(warped + noise), jax.nn.log_softmax(warped, -1)
