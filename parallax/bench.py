@@ -25,10 +25,7 @@ _SETTINGS = {       # flags that are short for --config.NAME, and their types
     "max_new_tokens": (flags.DEFINE_integer, "Tokens per prompt, at most."),
     "ignore_eos": (flags.DEFINE_bool, "Go on at end of text."),
     "batch_size": (flags.DEFINE_integer, "Prompts decoded together."),
-    "temperature": (flags.DEFINE_float, "0 is greedy."),
-    "top_k": (flags.DEFINE_integer, "Keep the k most likely tokens."),
-    "top_p": (flags.DEFINE_float, "Keep the most likely tokens up to this probability."),
-    "min_p": (flags.DEFINE_float, "Keep tokens of at least this fraction of the largest probability."),
+    **cli.SAMPLING,
     "seed": (flags.DEFINE_integer, "Decides all noise; each repeat takes the next."),
 }
 
@@ -50,9 +47,9 @@ def _main(argv: list[str], baselines) -> None:
     if len(argv) > 1:
         raise ValueError(f"unexpected argument {argv[1]!r}: give prompt files with --prompts")
     given = {name: getattr(flags.FLAGS, name) for name in _SETTINGS if getattr(flags.FLAGS, name) is not None}
+    from parallax.benchmark import command, settings  # late: they bring jax, and mistyped flags should answer at once
     if "methods" in given:
-        given["methods"] = [name for names in given["methods"] for name in names.split(",") if name]
-    from parallax.benchmark import command  # late: it brings jax, and mistyped flags should answer at once
+        given["methods"] = [name for text in given["methods"] for name in settings.names(text)]
     command.bench(flags.FLAGS.config.copy_and_resolve_references(), given, flags.FLAGS, baselines(flags.FLAGS))
 
 

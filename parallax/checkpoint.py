@@ -23,6 +23,7 @@ from parallax.tokenizer import FileTokenizer, Tokenizer, read_json
 DTYPES = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _INDEX = "model.safetensors.index.json"
+_VOCABULARY = "draft_vocab.json"        # the ids of the rows of a head that has fewer than the vocabulary
 
 
 class Checkpoint(NamedTuple):
@@ -113,7 +114,19 @@ def _load_folder(folder: Path, dtype: str | None, want_tokenizer: bool, put) -> 
     if want_tokenizer and (folder / "tokenizer.json").is_file():
         tokenizer = FileTokenizer.from_folder(folder).limited(config.vocab_size)
     params = weights.assemble(config, names, get, DTYPES[config.dtype], put)
+    if config.draft_vocab:
+        params["d2t"] = put(_draft_vocabulary(folder / _VOCABULARY, config))
     return Checkpoint(config, params, tokenizer, _eos_ids(folder, values, tokenizer))
+
+
+def _draft_vocabulary(path: Path, config: ModelConfig) -> np.ndarray:
+    ids = read_json(path).get("ids", [])
+    found = np.asarray(ids)
+    ascending = found.dtype.kind == "i" and np.array_equal(found, np.unique(found))
+    if not ascending or len(found) != config.draft_vocab or not 0 <= found[0] <= found[-1] < config.vocab_size:
+        raise ValueError(f"{path} must hold as 'ids' {config.draft_vocab} ascending tokens below {config.vocab_size}, "
+                         f"as config.json says, got {str(ids)[:40]}")
+    return found.astype(np.int32)
 
 
 def _eos_ids(folder: Path, values: dict[str, Any], tokenizer: Tokenizer | None) -> tuple[int, ...]:
@@ -219,6 +232,8 @@ def save(checkpoint: Checkpoint, folder: str | Path, *, dtype: str | None = None
         temporary.mkdir()
         _write_json(temporary / "config.json", config | ids)
         _write_json(temporary / "generation_config.json", ids)
+        if checkpoint.config.draft_vocab:
+            _write_json(temporary / _VOCABULARY, {"ids": np.asarray(checkpoint.params["d2t"]).tolist()})
         _write_tensors(checkpoint, temporary, DTYPES[dtype], max_shard_bytes)
         if isinstance(tokenizer, FileTokenizer):
             tokenizer.save(temporary)

@@ -13,6 +13,20 @@ from typing import NoReturn
 
 from absl import app, flags, logging
 
+SAMPLING = {        # flags of the commands that draw tokens: short for --config.NAME, and their types
+    "temperature": (flags.DEFINE_float, "0 is greedy."),
+    "top_k": (flags.DEFINE_integer, "Keep the k most likely tokens."),
+    "top_p": (flags.DEFINE_float, "Keep the most likely tokens up to this probability."),
+    "min_p": (flags.DEFINE_float, "Keep tokens of at least this fraction of the largest probability."),
+    "typical_p": (flags.DEFINE_float, "Keep the tokens nearest to the entropy, up to this probability."),
+    "epsilon_cutoff": (flags.DEFINE_float, "Drop tokens below this probability."),
+    "eta_cutoff": (flags.DEFINE_float, "As epsilon_cutoff, lower where the model is unsure."),
+    "repetition_penalty": (flags.DEFINE_float, "Divide positive logits of seen tokens by it, multiply negative ones."),
+    "presence_penalty": (flags.DEFINE_float, "Take this off the logits of tokens seen so far."),
+    "frequency_penalty": (flags.DEFINE_float, "Take this off the logits once per time that a token was seen."),
+    "logit_bias": (flags.DEFINE_string, 'Add to the logits of tokens: JSON of token ids, {"50256": -100}.'),
+}
+
 
 def run(main: Callable[[list[str]], int | None]) -> None:
     """Parses the flags, calls `main` with what is left of the command line and exits with what it returns."""
@@ -97,7 +111,8 @@ def _parse(argv: Sequence[str]) -> list[str]:
         if "config" not in flags.FLAGS:
             raise
         _explain_config(argv, error)
-    if "config" in flags.FLAGS and not hasattr(flags.FLAGS.config, "copy_and_resolve_references"):
+    several = "config" in flags.FLAGS and isinstance(flags.FLAGS["config"], flags.MultiFlag)      # names of files
+    if "config" in flags.FLAGS and not several and not hasattr(flags.FLAGS.config, "copy_and_resolve_references"):
         fail(f"{_config_path(argv)[0]}: get_config() must return a ConfigDict, got {flags.FLAGS.config!r}")
     return rest
 

@@ -21,6 +21,7 @@ from parallax.checkpoint import Checkpoint
 from parallax.decoding import Speculative, loop, make_decoder, make_sampler
 from parallax.decoding import method as method_of
 from parallax.decoding.base import DecodeState, StepInfo
+from parallax.decoding.sampling import Sampler, of_rows, sequences
 from parallax.models import Model
 from parallax.tokenizer import Tokenizer
 
@@ -130,20 +131,29 @@ class LanguageModel:
         return self.tokenizer.encode(text, special=False)
 
     def decoder(self, method: str = "prompt_lookup", options: dict[str, Any] | None = None, *,
-                verifier: str = "follow", temperature: float = 0.0, top_k: int | None = None,
-                top_p: float | None = None, min_p: float | None = None, ignore_eos: bool = False) -> Speculative:
+                verifier: str = "follow", ignore_eos: bool = False, **sampling: Any) -> Speculative:
         """What `generate` decodes with, for the same arguments."""
-        return make_decoder(method, self.model, sampler=make_sampler(temperature, top_k, top_p, min_p),
-                            eos=() if ignore_eos else self.eos_ids, verifier=verifier,
-                            draft=self.draft if method_of(method).needs_draft else None, **(options or {}))
+        return self._decoder(method, options, verifier, ignore_eos, self._sampler(sampling))
+
+    def _decoder(self, method, options, verifier, ignore_eos, sampler: Sampler) -> Speculative:
+        return make_decoder(method, self.model, sampler=sampler, eos=() if ignore_eos else self.eos_ids,
+                            verifier=verifier, draft=self.draft if method_of(method).needs_draft else None,
+                            **(options or {}))
+
+    def _sampler(self, sampling: dict[str, Any]) -> Sampler:
+        """Raises ValueError for a setting out of range, or a bias of a token that the model does not have."""
+        sampler, size = make_sampler(**sampling), self.model.config.vocab_size
+        if sampler.logit_bias is not None and sampler.logit_bias.tokens.max() >= size:
+            raise ValueError(f"logit_bias names token {sampler.logit_bias.tokens.max()}, the model's vocabulary is 0 "
+                             f"to {size - 1}")
+        return sampler
 
     def generate(self, prompts: Sequence[str | Sequence[int]], *, method: str = "prompt_lookup",
                  options: dict[str, Any] | None = None, verifier: str = "follow", max_new_tokens: int = 128,
-                 temperature: float = 0.0, top_k: int | None = None, top_p: float | None = None,
-                 min_p: float | None = None, seed: int = 0, row_ids: Sequence[int] | None = None, chat: bool = False,
-                 system: str | None = None, stop: Sequence[str] = (), ignore_eos: bool = False, batch_size: int = 1,
+                 seed: int = 0, row_ids: Sequence[int] | None = None, chat: bool = False, system: str | None = None,
+                 stop: Sequence[str] = (), ignore_eos: bool = False, batch_size: int = 1,
                  on_tokens: Callable[[int, Sequence[int]], None] | None = None,
-                 on_completion: Callable[[int, Completion], None] | None = None) -> Run:
+                 on_completion: Callable[[int, Completion], None] | None = None, **sampling: Any) -> Run:
         """Decodes prompts in batches.
 
         Args:
@@ -151,7 +161,6 @@ class LanguageModel:
           method, options: a key of `decoding.METHODS` and its options.
           verifier: a key of `decoding.VERIFIERS`.
           max_new_tokens: per prompt, end of text included.
-          temperature: 0 is greedy. top_k, top_p, min_p: see `decoding.sampling`.
           seed: with the prompt's id it decides all noise, whatever the batch size and the exact method.
           row_ids: ids of the prompts, their indices by default. A job that is resumed gives those it had before.
           chat, system: wrap text prompts in the model's chat template.
@@ -160,6 +169,9 @@ class LanguageModel:
           batch_size: prompts decoded together.
           on_tokens: called with (prompt index, its new ids) as they come.
           on_completion: called with (prompt index, completion) as soon as it is whole.
+          **sampling: temperature (0, greedy, by default), top_k, top_p, min_p, typical_p, epsilon_cutoff, eta_cutoff,
+            repetition_penalty, presence_penalty, frequency_penalty, logit_bias; each one value, or a list of one per
+            prompt. See `decoding.make_sampler` and `decoding.warpers`.
 
         Raises:
           ValueError: bad arguments, before anything is compiled.
@@ -184,8 +196,11 @@ class LanguageModel:
         if not whole or not 0 <= names.min() <= names.max() < 2**31:
             raise ValueError(f"row_ids must be one whole number per prompt ({len(prompts)}), from 0 to 2**31 - 1, got "
                              f"{row_ids!r:.60}")
-        decoder = self.decoder(method, options, verifier=verifier, temperature=temperature, top_k=top_k, top_p=top_p,
-                               min_p=min_p, ignore_eos=ignore_eos)
+        sampler = self._sampler(sampling)
+        for count in sequences(sampler) - {len(prompts)}:
+            raise ValueError(f"a setting of the sampler has {count} values for {len(prompts)} prompts: give one value, "
+                             "or one per prompt")
+        decoder = self._decoder(method, options, verifier, ignore_eos, sampler)
         rows = [self.encode(p, chat=chat, system=system) if isinstance(p, str) else list(p) for p in prompts]
         longest, vocabulary = self.model.config.max_positions, self.model.config.vocab_size
         for i, row in enumerate(rows):
@@ -204,6 +219,8 @@ class LanguageModel:
         seconds = np.zeros(3)
         for first in range(0, len(rows), batch_size):
             batch = rows[first:first + batch_size]
+            own = of_rows(sampler, first, first + batch_size)
+            decoder = self._decoder(method, options, verifier, ignore_eos, own)
             completions, spent = self._batch(decoder, params, batch, first, names[first:first + batch_size], key,
                                              max_new_tokens, tuple(stop), on_tokens)
             for i, completion in enumerate(completions, first):

@@ -17,7 +17,7 @@ from tqdm import tqdm
 from parallax import prompts as prompt_files
 from parallax import report, zoo
 from parallax.decoding import METHODS, check_settings, defaults, method
-from parallax.decoding.sampling import make_sampler
+from parallax.decoding.sampling import SAMPLING, make_sampler
 from parallax.generate import Completion, LanguageModel, Run
 from parallax.settings import complete
 from parallax.tokenizer import TextStream
@@ -42,7 +42,8 @@ def decode(config: Any, given: dict[str, Any], flags: Any) -> None:
     name, options, source = (settings.pop(key) for key in ("method", "options", "model"))
     draft = settings.pop("draft") or (zoo.draft_of(source) if method(name).needs_draft else None)
     check_settings(name, options, verifier=settings["verifier"], draft=draft is not None)
-    make_sampler(settings["temperature"], settings["top_k"], settings["top_p"], settings["min_p"])
+    sampling = {key: settings[key] for key in SAMPLING}
+    make_sampler(**sampling)
     if settings["system"] and not settings["chat"]:
         raise ValueError("a system message needs a chat: add --chat")
     output = report.JsonLines(flags.output, overwrite=flags.overwrite) if flags.output is not None else None
@@ -54,11 +55,11 @@ def decode(config: Any, given: dict[str, Any], flags: Any) -> None:
     zoo.use_compile_cache()
     model = LanguageModel.load(source, draft=draft)
     settings["chat"] |= built_in and model.chats
-    settings = {key: value or None if key in ("system", "top_k", "min_p") else value for key, value in settings.items()}
+    settings["system"] = settings["system"] or None
     with output or contextlib.nullcontext():
-        law = {key: settings[key] for key in ("verifier", "temperature", "top_k", "top_p", "min_p")}
-        made_by = {"method": name, "guarantee": model.decoder(name, options, **law).guarantee, "model": source,
-                   "draft": draft, "options": options, **settings}
+        guarantee = model.decoder(name, options, verifier=settings["verifier"], **sampling).guarantee
+        made_by = {"method": name, "guarantee": guarantee, "model": source, "draft": draft, "options": options,
+                   **settings}
         run = _show(model, texts, {**settings, "method": name, "options": options},
                     lambda i, done: output and output.write(report.record(texts[i], done, made_by)))
     runs, reference = [run], None

@@ -32,5 +32,12 @@ def get_config() -> ml_collections.ConfigDict:
     config.top_k = 0                    # 0 keeps all
     config.top_p = 1.0                  # 1 keeps all
     config.min_p = 0.0                  # 0 keeps all
+    config.typical_p = 1.0              # 1 keeps all
+    config.epsilon_cutoff = 0.0         # 0 keeps all
+    config.eta_cutoff = 0.0             # 0 keeps all
+    config.repetition_penalty = 1.0     # 1 is none
+    config.presence_penalty = 0.0       # 0 is none
+    config.frequency_penalty = 0.0      # 0 is none
+    config.logit_bias = ""              # JSON: {"token id": what to add to its logit}
     config.seed = 0                     # of the first repeat; each further one takes the next
     return config.lock()

@@ -14,6 +14,7 @@ import jax
 
 import parallax
 from parallax.benchmark.settings import Settings
+from parallax.decoding.sampling import active
 from parallax.generate import LanguageModel
 
 
@@ -47,8 +48,8 @@ def summary(settings: Settings, processes: Sequence[dict[str, Any]], records) ->
     """What was measured where, for the head of a page."""
     last, decoding = processes[-1], settings.decoding
     count, began = len(processes), processes[0]["started"][:16].replace("T", " at ")
-    sampling = "greedy" if not decoding["temperature"] else ", ".join(
-        f"{key} {decoding[key]}" for key in ("temperature", "top_k", "top_p", "min_p") if decoding[key] is not None)
+    drawn = f"temperature {decoding['temperature']}" if decoding["temperature"] else "greedy"
+    sampling = ", ".join([drawn, *(f"{key} {value}" for key, value in active(decoding).items())])
     config = last["config"]
     facts = {
         "model": f"{settings.model}, {last['parameters'] / 1e6:.1f}M parameters, {config['num_layers']} layers, "

@@ -7,6 +7,7 @@ import dataclasses
 import hashlib
 import json
 import pathlib
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,6 +16,7 @@ from parallax import prompts as prompt_files
 from parallax import zoo
 from parallax.benchmark import defaults
 from parallax.decoding import check_settings, make_sampler, method, options_of
+from parallax.decoding.sampling import SAMPLING, active
 from parallax.models.config import nearest
 from parallax.settings import complete
 
@@ -50,7 +52,8 @@ class Prompts:
 class Settings:
     """A checked benchmark. `contenders` begin with plain decoding; `baselines` are labels of other engines.
 
-    `decoding` is what every method is called with: max_new_tokens, ignore_eos, temperature, top_k, top_p, min_p.
+    `decoding` is what every method is called with: max_new_tokens, ignore_eos, temperature, and other settings of
+    `make_sampler` that change something.
     """
 
     model: str
@@ -104,7 +107,7 @@ def resolve(config: Any, given: Mapping[str, Any], baselines: Sequence[str] = ()
     for key in ("count", "repeats", "max_new_tokens", "batch_size"):
         if chosen[key] < 1:
             raise ValueError(f"{key} must be at least 1, got {chosen[key]}")
-    make_sampler(chosen["temperature"], chosen["top_k"], chosen["top_p"], chosen["min_p"])
+    make_sampler(**{key: chosen[key] for key in SAMPLING})
     if not 0 <= chosen["seed"] <= 2**31 - chosen["repeats"]:
         raise ValueError(f"seed must be from 0 to {2**31 - chosen['repeats']}, got {chosen['seed']}")
     if chosen["system"] and not chosen["chat"]:
@@ -121,9 +124,7 @@ def resolve(config: Any, given: Mapping[str, Any], baselines: Sequence[str] = ()
     if twice is not None:
         raise ValueError(f"the method {twice!r} is there twice: leave one out, or give each its own label in a config")
     prompts = _prompts(chosen["prompts"], chosen["count"])
-    decoding = {key: chosen[key] for key in ("max_new_tokens", "ignore_eos", "temperature", "top_k", "top_p", "min_p")}
-    decoding |= {"top_k": chosen["top_k"] or None, "min_p": chosen["min_p"] or None,
-                 "top_p": chosen["top_p"] if chosen["top_p"] < 1 else None}
+    decoding = {key: chosen[key] for key in ("max_new_tokens", "ignore_eos", "temperature")} | active(chosen)
     return Settings(chosen["model"], draft, contenders, prompts, chosen["chat"], chosen["system"],
                     chosen["batch_size"], chosen["repeats"], chosen["seed"], decoding, tuple(baselines))
 
@@ -166,8 +167,18 @@ def contender(entry: str | Mapping[str, Any]) -> Contender:
                      verifier)
 
 
+def names(text: str) -> list[str]:
+    """The methods of a list with commas; those in brackets belong to a method's options."""
+    return [name.strip() for name in _split(text, ",") if name.strip()]
+
+
+def _split(text: str, mark: str) -> list[str]:
+    """As `text.split(mark)`, but not inside of brackets."""
+    return re.split(re.escape(mark) + r"(?![^()]*\))", text)
+
+
 def _parse(text: str) -> dict[str, Any]:
-    name, *pairs = text.strip().split(":")
+    name, *pairs = _split(text.strip(), ":")
     options = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")

@@ -11,7 +11,23 @@ from typing import Any
 
 from parallax.decoding import spec
 from parallax.decoding.base import Decoder, DecodeState, Draft, Drafter, Result, StepInfo, Verifier
-from parallax.decoding.drafters import DraftModel, Nothing, PromptLookup, TokenRecycling
+from parallax.decoding.drafters import (
+    AdaptiveNgram,
+    Combined,
+    Double,
+    DraftModel,
+    EarlyExit,
+    Graft,
+    InputGuided,
+    MaskFill,
+    NgramPool,
+    Nothing,
+    PromptLookup,
+    Staged,
+    SuffixMatch,
+    TokenRecycling,
+    Trigram,
+)
 from parallax.decoding.loop import decode, stream
 from parallax.decoding.sampling import Greedy, Sample, Sampler, make_sampler
 from parallax.decoding.speculative import Speculative
@@ -20,10 +36,11 @@ from parallax.decoding.verify import VERIFIERS, Follow, Rejection
 from parallax.models.config import nearest
 from parallax.models.transformer import Model
 
-__all__ = ["DecodeState", "Decoder", "Draft", "DraftModel", "Drafter", "Follow", "Greedy", "METHODS", "Method",
-           "Nothing", "PromptLookup", "Rejection", "Result", "Sample", "Shape", "Speculative", "StepInfo",
-           "TokenRecycling", "VERIFIERS", "Verifier", "check_settings", "decode", "make_decoder", "make_sampler",
-           "method", "options_of", "stream"]
+__all__ = ["AdaptiveNgram", "Combined", "DecodeState", "Decoder", "Double", "Draft", "DraftModel", "Drafter",
+           "EarlyExit", "Follow", "Graft", "Greedy", "InputGuided", "METHODS", "MaskFill", "Method", "NgramPool",
+           "Nothing", "PromptLookup", "Rejection", "Result", "Sample", "Shape", "Speculative", "Staged", "StepInfo",
+           "SuffixMatch", "TokenRecycling", "Trigram", "VERIFIERS", "Verifier", "check_settings", "decode",
+           "make_decoder", "make_sampler", "method", "options_of", "stream"]
 
 @dataclasses.dataclass(frozen=True)
 class Method:
@@ -50,6 +67,23 @@ METHODS: dict[str, Method] = {
                             "Saxena 2023; arXiv:2304.04487"),
     "token_recycling": Method(TokenRecycling, "a tree of the target's own earlier top tokens", "arXiv:2408.08696"),
     "draft_model": Method(DraftModel, "a smaller language model writes ahead", "arXiv:2211.17192; arXiv:2302.01318"),
+    "early_exit": Method(EarlyExit, "the target's own first layers write ahead", "arXiv:2404.16710"),
+    "adaptive_ngram": Method(AdaptiveNgram, "the most frequent continuation of the longest context seen before",
+                             "arXiv:2404.08698"),
+    "input_guided": Method(InputGuided, "copies the prompt on from where the output is in it", "arXiv:2106.04970"),
+    "suffix_match": Method(SuffixMatch, "copies from behind the longest match of any length, in the text or a corpus",
+                           "arXiv:2411.10666"),
+    "trigram": Method(Trigram, "the likeliest tree of what followed the last two tokens before", "arXiv:2407.12021"),
+    "ngram_pool": Method(NgramPool, "the last few continuations of the current token, side by side",
+                         "arXiv:2402.02057"),
+    "staged": Method(Staged, "a smaller language model, itself sped up by a drafter, writes ahead",
+                     "arXiv:2308.04623; arXiv:2505.22179"),
+    "double": Method(Double, "a draft model that copies to write faster, and a copied branch beside its chain",
+                     "arXiv:2601.05524"),
+    "graft": Method(Graft, "a draft model's tree, its last nodes replaced by what the text has to say", "Graft 2026"),
+    "mask_fill": Method(MaskFill, "a model that fills all masks behind the text at once", "arXiv:2408.05636"),
+    "combined": Method(Combined, "copies where the match is long, else drafts as another method does",
+                       "arXiv:2411.10666"),
 }
 
 def method(name: str) -> Method:

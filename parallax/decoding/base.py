@@ -121,6 +121,7 @@ class Draft:
     ones before left over; they are verified in the order of their indices. logq may lack rows of the last nodes, if
     these have no children.
     certain (static): no node is ever invalid; then no shorter forward is compiled for steps without a draft.
+    scores [B, T]: log-probability of the path down to every node, of a deterministic tree whose drafter knows it.
     match [B]: how many tokens of the text a retrieved draft matched. forwards, rows: what drafting cost, a number or
     one per sequence.
     """
@@ -133,6 +134,7 @@ class Draft:
     logq: Float[Array, "B I V"] | None = None
     replacement: bool = struct.field(pytree_node=False, default=False)
     certain: bool = struct.field(pytree_node=False, default=False)
+    scores: Float[Array, "B T"] | None = None
     match: Int[Array, "B"] | None = None
     forwards: Any = 0
     rows: Any = 0

@@ -18,7 +18,7 @@ def get_config(method: str = "prompt_lookup") -> ml_collections.ConfigDict:
     config.method = method
     config.options = ml_collections.ConfigDict(options_of(method) if method in METHODS else {})
 
-    config.verifier = "follow"          # or "rejection", for drafts that are drawn from a law
+    config.verifier = "follow"          # a name of VERIFIERS, perhaps with options: "typical(epsilon=0.1)"
     config.chat = False                 # wrap the prompt in the model's chat template
     config.system = ""                  # system message of the chat; empty: the template's own
     config.max_new_tokens = 256         # per prompt, end of text included
@@ -29,5 +29,12 @@ def get_config(method: str = "prompt_lookup") -> ml_collections.ConfigDict:
     config.top_k = 0                    # 0 keeps all
     config.top_p = 1.0                  # 1 keeps all
     config.min_p = 0.0                  # 0 keeps all
+    config.typical_p = 1.0              # 1 keeps all
+    config.epsilon_cutoff = 0.0         # 0 keeps all
+    config.eta_cutoff = 0.0             # 0 keeps all
+    config.repetition_penalty = 1.0     # 1 is none
+    config.presence_penalty = 0.0       # 0 is none
+    config.frequency_penalty = 0.0      # 0 is none
+    config.logit_bias = ""              # JSON: {"token id": what to add to its logit}
     config.seed = 0                     # decides all noise, whatever the batch
     return config.lock()

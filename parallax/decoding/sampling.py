@@ -1,8 +1,6 @@
-"""From logits to tokens: the warpers in one documented order, and noise keyed so that speculation cannot change it.
+"""From logits to tokens: samplers with their settings, and noise keyed so that speculation cannot change it.
 
-B sequences, T nodes, V vocabulary.
-
-Order of the warpers (the order of Hugging Face's `generate`): temperature, top-k, top-p, min-p.
+B sequences, T nodes, V vocabulary. The warpers and their order: `parallax.decoding.warpers`.
 
 Noise that decides target tokens is a function of (sequence key, absolute position) alone. So the token at a position is
 the same whether it was reached by plain decoding, along a chain or through a tree, alone or in a batch.
@@ -14,17 +12,22 @@ the noise that it has looked at again in the next step.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import inspect
+import json
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Float, Int, Key
 
-from parallax.decoding.base import policy, static
+from parallax.decoding import warpers
+from parallax.decoding.base import policy
+from parallax.decoding.warpers import Bias, Penalties, Seen
 
-DRAFT, ACCEPT, RESIDUAL = range(3)          # tags of private noise
+DRAFT, ACCEPT, RESIDUAL, DROPOUT = range(4)          # tags of private noise
 _PRIVATE = 2**31                            # in front of the tags: beyond all positions, which are int32
 
 
@@ -68,28 +71,13 @@ def argmax(values: Float[Array, "*lead V"]) -> Int[Array, "*lead"]:
     return (best * 256 + within).astype(jnp.int32)
 
 
-class Seen(NamedTuple):
-    """The text in front of each of T rows, for warpers that count tokens.
-
-    tokens [B, N], length [B]: what is decided; path [B, T, S], along [B, T, S]: drafts between that and the row, where
-    `along` is true.
-    """
-
-    tokens: Int[Array, "B N"]
-    length: Int[Array, "B"]
-    path: Int[Array, "B T S"]
-    along: Bool[Array, "B T S"]
-
-    @classmethod
-    def text(cls, tokens: Int[Array, "B N"], length: Int[Array, "B"]) -> Seen:
-        """Decided text alone, in front of one row."""
-        nothing = jnp.zeros((tokens.shape[0], 1, 0), jnp.int32)
-        return cls(tokens, length, nothing, nothing.astype(bool))
-
-
 @policy
-class Greedy:
-    """The most likely token; of equals, the lowest id."""
+class Greedy(Penalties):
+    """The most likely token after bias and penalties (`Penalties`); of equals, the lowest id."""
+
+    def warp(self, logits: Float[Array, "B T V"], seen: Seen | None = None) -> Float[Array, "B T V"]:
+        """The law of the token: 0 at the one that is taken, -inf elsewhere."""
+        return _certain(self.penalise(logits, seen))
 
     def draw(self, logits: Float[Array, "B T V"], keys: Key[Array, "B"], start: Int[Array, "B"],
              offsets: Int[Array, "T"] | Int[Array, "B T"], depth: int,
@@ -98,37 +86,42 @@ class Greedy:
 
         seen: the text in front of each of them, itself included.
         """
-        return argmax(logits)
+        return argmax(self.penalise(logits, seen))
 
 
 @policy
-class Sample:
+class Sample(Penalties):
     """Draws from the warped law, by adding Gumbel noise of the token's position and taking the maximum.
 
+    Every setting is one number, or one per sequence as an array [B]; None leaves it out of the program. See
+    `parallax.decoding.warpers` for what they keep.
+
     Attributes:
-      temperature: divides the logits; positive (0 means `Greedy`, which `make_sampler` picks).
-      top_k: keep the k most likely tokens, ties with the k-th included; 0 keeps all. Static.
-      top_p: keep the smallest set of most likely tokens with at least this probability; None keeps all.
-      min_p: keep tokens with at least this fraction of the largest probability; None keeps all.
+      temperature: divides the logits. A single number is positive (0 is `Greedy`, which `make_sampler` picks); in an
+        array, 0 makes that sequence greedy.
+      top_k, top_p, min_p, typical_p, epsilon_cutoff, eta_cutoff: which tokens stay.
     """
 
     temperature: float = 1.0
-    top_k: int = static(default=0)
+    top_k: int | None = None
     top_p: float | None = None
     min_p: float | None = None
+    typical_p: float | None = None
+    epsilon_cutoff: float | None = None
+    eta_cutoff: float | None = None
 
     def warp(self, logits: Float[Array, "*lead V"], seen: Seen | None = None) -> Float[Array, "*lead V"]:
         """Log-probabilities up to a constant; dropped tokens are -inf."""
+        penalised = self.penalise(logits, seen)
         # From the maximum down, so that a low temperature neither overflows nor rounds the noise away.
-        logits = (logits - logits.max(-1, keepdims=True)) / self.temperature
-        if self.top_k:
-            logits = _keep(logits, jnp.ones_like(logits), self.top_k)
-        if self.top_p is not None:
-            logits = _keep(logits, jax.nn.softmax(logits, -1), self.top_p)
-        if self.min_p is not None:
-            floor = logits.max(-1, keepdims=True) + jnp.log(self.min_p)
-            logits = jnp.where(logits >= floor, logits, -jnp.inf)
-        return logits
+        logits = penalised - penalised.max(-1, keepdims=True)
+        temperature = warpers.by_row(self.temperature, logits)
+        mixed = jnp.ndim(self.temperature) > 0
+        logits = logits / (jnp.where(temperature == 0, 1, temperature) if mixed else temperature)
+        for name in _TRUNCATING:
+            value = getattr(self, name)
+            logits = logits if value is None else getattr(warpers, name)(logits, value)
+        return jnp.where(temperature == 0, _certain(penalised), logits) if mixed else logits
 
     def draw(self, logits, keys, start, offsets, depth, seen=None):
         """As `Greedy.draw`. Noise is drawn once per depth and shared by the nodes of that depth."""
@@ -141,50 +134,126 @@ class Sample:
 
 Sampler = Greedy | Sample
 
+_TRUNCATING = ("top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")         # in this order
 
-def _keep(logits: Float[Array, "*lead V"], weights: Float[Array, "*lead V"], limit) -> Float[Array, "*lead V"]:
-    """Drops every token above which tokens of total weight `limit` or more lie; the best one always stays.
 
-    Finds the lowest logit that is kept by bisection over all float32 values, in 32 sums over the vocabulary: sorting
-    8 rows of 49152 takes a CPU 60 to 80 ms, this 4 to 8.
-    """
-    def to_key(x):                                  # whole numbers in the order of the floats; its own inverse
-        bits = lax.bitcast_convert_type(x, jnp.int32)
-        return bits ^ jnp.where(bits < 0, 0x7fffffff, 0)
-
-    def halve(_, bounds):
-        low, high = bounds                          # too much lies above low, not too much above high
-        middle = (low & high) + ((low ^ high) >> 1)
-        value = lax.bitcast_convert_type(middle ^ jnp.where(middle < 0, 0x7fffffff, 0), jnp.float32)
-        enough = jnp.where(logits > value, weights, 0).sum(-1, keepdims=True) >= limit
-        return jnp.where(enough, middle, low), jnp.where(enough, high, middle)
-
-    best = to_key(logits.max(-1, keepdims=True))
-    low = jnp.full_like(best, to_key(jnp.float32(-jnp.inf)) - 1)
-    lowest = lax.fori_loop(0, 32, halve, (low, best))[1]
-    return jnp.where(to_key(logits) >= lowest, logits, -jnp.inf)
+def _certain(logits):
+    taken = jnp.arange(logits.shape[-1]) == argmax(logits)[..., None]
+    return jnp.where(taken, jnp.zeros_like(logits), -jnp.inf)
 
 
 def make_sampler(temperature: float = 0.0, top_k: int | None = None, top_p: float | None = None,
-                 min_p: float | None = None) -> Sampler:
-    """`Greedy` for temperature 0, which no warper changes, else `Sample`.
+                 min_p: float | None = None, *, typical_p: float | None = None, epsilon_cutoff: float | None = None,
+                 eta_cutoff: float | None = None, repetition_penalty: float | None = None,
+                 presence_penalty: float | None = None, frequency_penalty: float | None = None,
+                 logit_bias: Mapping[int, float] | str | None = None) -> Sampler:
+    """`Greedy` for temperature 0, else `Sample`; settings that change nothing are left out of the program.
 
-    Settings that keep everything are left out of the program.
+    Args:
+      temperature, ..., frequency_penalty: a number, or a list of one per sequence; None changes nothing.
+      logit_bias: {token id: what to add to its logit}, or that as JSON, or a list of one such per sequence.
 
     Raises:
-      ValueError: a setting outside its range.
+      ValueError: a setting outside its range, or one that changes nothing because all is greedy.
     """
-    if not temperature >= 0:
-        raise ValueError(f"temperature must be 0 (greedy) or positive, got {temperature}")
-    if top_k is not None and (top_k < 0 or top_k != int(top_k)):
-        raise ValueError(f"top_k must be a whole number of tokens, 0 for all, got {top_k}")
-    if top_p is not None and not 0 < top_p <= 1:
-        raise ValueError(f"top_p must be in (0, 1], got {top_p}")
-    if min_p is not None and not 0 <= min_p <= 1:
-        raise ValueError(f"min_p must be in [0, 1], got {min_p}")
-    if temperature == 0:
-        if top_k or top_p not in (None, 1) or min_p:
-            raise ValueError("top_k, top_p and min_p change nothing at temperature 0 (greedy): set a temperature")
-        return Greedy()
-    return Sample(temperature=float(temperature), top_k=int(top_k or 0),
-                  top_p=None if top_p in (None, 1) else float(top_p), min_p=float(min_p) if min_p else None)
+    given = {name: value for name, value in locals().items() if name not in ("temperature", "logit_bias")}
+    settings = {name: _setting(name, value) for name, value in given.items()}
+    temperature = _setting("temperature", 0.0 if temperature is None else temperature)
+    penalties = {"logit_bias": _bias(logit_bias),
+                 **{name: settings.pop(name) for name in list(settings) if name not in _TRUNCATING}}
+    if temperature is not None:
+        return Sample(temperature=temperature, **settings, **penalties)
+    if any(value is not None for value in settings.values()):
+        raise ValueError(f"{', '.join(_TRUNCATING[:-1])} and {_TRUNCATING[-1]} change nothing at temperature 0 "
+                         "(greedy): set a temperature")
+    return Greedy(**penalties)
+
+
+SAMPLING = tuple(inspect.signature(make_sampler).parameters)         # the names of all settings
+
+
+def active(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the settings of `make_sampler`, without the temperature, that change something."""
+    neutral = {name: allowed.neutral for name, allowed in _RANGES.items()}
+    return {name: settings[name] for name in SAMPLING[1:]
+            if settings.get(name) is not None and settings[name] not in (neutral.get(name), "", {})}
+
+
+def sequences(sampler: Sampler) -> set[int]:
+    """For how many sequences the settings are that have one value per sequence."""
+    return {len(leaf) for leaf in jax.tree.leaves(sampler) if np.ndim(leaf) == 1} | (
+        {len(sampler.logit_bias.tokens)} - {1} if sampler.logit_bias is not None else set())
+
+
+def of_rows(sampler: Sampler, first: int, last: int) -> Sampler:
+    """The sampler of sequences first to last - 1."""
+    return jax.tree.map(lambda leaf: leaf[first:last] if np.ndim(leaf) and len(leaf) > 1 else leaf, sampler)
+
+
+class _Range(NamedTuple):
+    """What a setting may be: a test, in words, and the value that changes nothing."""
+
+    holds: Callable[[Any], bool]
+    words: str
+    neutral: float
+
+
+_SHARE = _Range(lambda x: 0 < x <= 1, "in (0, 1]", 1)
+_CUTOFF = _Range(lambda x: 0 <= x < 1, "in [0, 1)", 0)
+_PENALTY = _Range(lambda x: -2 <= x <= 2, "in [-2, 2]", 0)
+_RANGES = {
+    "temperature": _Range(lambda x: 0 <= x < math.inf, "0 (greedy) or positive", 0),
+    "top_k": _Range(lambda x: 0 <= x < 2**31 and x == int(x), "a whole number of tokens, 0 for all", 0),
+    "top_p": _SHARE, "min_p": _Range(lambda x: 0 <= x <= 1, "in [0, 1]", 0), "typical_p": _SHARE,
+    "epsilon_cutoff": _CUTOFF, "eta_cutoff": _CUTOFF,
+    "repetition_penalty": _Range(lambda x: 0 < x < math.inf, "positive, 1 for none", 1),
+    "presence_penalty": _PENALTY, "frequency_penalty": _PENALTY,
+}
+
+
+def _setting(name: str, value: Any) -> Any:
+    """The checked value as a number or an array [B]; None if it changes nothing."""
+    if value is None:
+        return None
+    allowed = _RANGES[name]
+    try:
+        values = np.asarray(value, float)
+    except (TypeError, ValueError):
+        values = None
+    if values is None or values.ndim > 1 or not values.size:
+        raise ValueError(f"{name} must be a number, or a list of one per sequence, got {value!r:.60}")
+    for i, single in enumerate(values.ravel().tolist()):
+        if not allowed.holds(single):
+            got = f"{single:g} for sequence {i}" if values.ndim else value
+            raise ValueError(f"{name} must be {allowed.words}, got {got}")
+    if (values == allowed.neutral).all():
+        return None
+    if not values.ndim:
+        return int(values) if name == "top_k" else float(values)
+    return values.astype(np.int32 if name == "top_k" else np.float32)
+
+
+def _bias(value: Any) -> Bias | None:
+    """The checked biases, filled up with zeros to one width; None if there are none."""
+    if value is None:
+        return None
+    rows = [_pairs(entry) for entry in (value if isinstance(value, (list, tuple)) else [value])]
+    width = max(map(len, rows), default=0)
+    if not width:
+        return None
+    rows = [row + [(0, 0.0)] * (width - len(row)) for row in rows]
+    tokens, values = zip(*(zip(*row) for row in rows))
+    return Bias(np.asarray(tokens, np.int32), np.asarray(values, np.float32))
+
+
+def _pairs(entry: Any) -> list[tuple[int, float]]:
+    form = "logit_bias must be {token id: number}"
+    try:
+        entry = json.loads(entry or "{}") if isinstance(entry, str) else entry or {}
+        pairs = [(int(str(token)), float(bias)) for token, bias in entry.items()]
+    except (AttributeError, TypeError, ValueError):
+        raise ValueError(f"{form}, as in {{\"50256\": -100}}, got {entry!r:.60}") from None
+    for token, bias in pairs:
+        if not 0 <= token < 2**31 or not math.isfinite(bias):
+            raise ValueError(f"{form} with ids from 0 and finite numbers, got {token}: {bias}")
+    return pairs

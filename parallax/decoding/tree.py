@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import heapq
+import itertools
 from collections.abc import Iterable
 
 import jax.numpy as jnp
@@ -47,19 +48,25 @@ class Shape:
         return cls(tuple(index[path[:-1]] for path in nodes), tuple(path[-1] if path else 0 for path in nodes))
 
     @classmethod
-    def best_first(cls, nodes: int, depth: int, acceptance: tuple[float, ...]) -> "Shape":
+    def levels(cls, widths: tuple[int, ...]) -> "Shape":
+        """Every node of level d has widths[d] children."""
+        return cls.paths(itertools.product(*map(range, widths)))
+
+    @classmethod
+    def best_first(cls, nodes: int, depth: int, acceptance: tuple) -> "Shape":
         """The `nodes` draft tokens most likely to be accepted, if a child of rank r is with probability acceptance[r].
 
-        Best-first growth by the product of ranks' probabilities, the optimum for this model (Sequoia, arXiv:2402.12374,
-        section 3, with acceptance that does not depend on depth).
+        Or with acceptance[d][r] behind a node of depth d, the last of which holds for all deeper ones. Best-first
+        growth by the product of these probabilities is the optimum for this model (that of Sequoia, arXiv:2402.12374):
+        no token is more likely to be accepted than the one in front of it.
         """
-        grown, heap = [], [(-p, (rank,)) for rank, p in enumerate(acceptance)]
-        heapq.heapify(heap)
-        while heap and len(grown) < nodes:
+        by_depth = acceptance if isinstance(acceptance[0], tuple) else (acceptance,)
+        grown, heap = [], [(-1.0, ())]
+        while heap and len(grown) <= nodes:
             score, path = heapq.heappop(heap)
             grown.append(path)
             if len(path) < depth:
-                for rank, p in enumerate(acceptance):
+                for rank, p in enumerate(by_depth[min(len(path), len(by_depth) - 1)]):
                     heapq.heappush(heap, (score * p, (*path, rank)))
         return cls.paths(grown)
 

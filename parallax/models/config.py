@@ -63,6 +63,7 @@ class ModelConfig:
       attention_softcap, logit_softcap: `cap * tanh(x / cap)` on scores, on logits (Gemma 2).
       embed_scale: factor on token embeddings (Gemma: sqrt(E)).
       tie_embeddings: the head is the embedding table.
+      draft_vocab: Vd, how many tokens the head can say, if these are fewer than V (`parallax.vocabulary`); 0: all.
       taps: layers whose output (the residual stream behind layer i) the forward returns.
       scan_layers: `lax.scan` over layers (small programs, fast compiles) or unrolled (fastest steps on CPU).
       dtype: `float32` or `bfloat16`, of parameters, activations and cache.
@@ -99,6 +100,7 @@ class ModelConfig:
     logit_softcap: float | None = None
     embed_scale: float = 1.0
     tie_embeddings: bool = True
+    draft_vocab: int = 0
     taps: tuple[int, ...] = ()
     scan_layers: bool = False
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -119,6 +121,11 @@ class ModelConfig:
         _one_of("dtype", self.dtype, ("float32", "bfloat16"))
         _one_of("alignment", self.alignment, ("shifted", "same"))
         _one_of("visibility", self.visibility, ("causal", "full", "block_causal"))
+        if not 0 <= self.draft_vocab < self.vocab_size:
+            raise ValueError(f"draft_vocab must be below vocab_size={self.vocab_size}, or 0 for the whole vocabulary, "
+                             f"got {self.draft_vocab}")
+        if self.draft_vocab and self.tie_embeddings:
+            raise ValueError("a head of draft_vocab tokens is not the embedding table: expected tie_embeddings=False")
         if self.layer_types and len(self.layer_types) != self.num_layers:
             raise ValueError(f"layer_types names {len(self.layer_types)} layers, num_layers={self.num_layers}")
         for kind in self.layer_types:

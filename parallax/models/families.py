@@ -126,6 +126,7 @@ def _llama_like(keys: _Keys, family: str) -> ModelConfig:
         layer_types=layer_types,
         embed_scale=hidden ** 0.5 if gemma else 1.0,
         tie_embeddings=bool(keys.take("tie_word_embeddings", default=gemma)),
+        draft_vocab=keys.take("draft_vocab_size", default=0),
         **softcaps,
     )
 
@@ -234,6 +235,7 @@ def _gpt2(keys: _Keys) -> ModelConfig:
         mlp_bias=True,
         positions="learned",
         tie_embeddings=bool(keys.take("tie_word_embeddings", default=True)),
+        draft_vocab=keys.take("draft_vocab_size", default=0),
     )
 
 
@@ -276,6 +278,8 @@ def to_hf(config: ModelConfig) -> dict[str, Any]:
     else:
         result = _to_llama_like(config, family, activation)
     result["torch_dtype"] = config.dtype
+    if config.draft_vocab:                      # as EAGLE-3's checkpoints say it; `transformers` refuses such a head
+        result["draft_vocab_size"] = config.draft_vocab
     back = from_hf(result)
     run_time = ("taps", "scan_layers", "dtype")
     differing = [name for name, value in vars(config).items()

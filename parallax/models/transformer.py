@@ -3,9 +3,10 @@
 B batch, T block rows, C context rows, E hidden size, V vocabulary, L layers, Hkv key/value heads, D head size.
 
 Parameters: {"embed": {"tokens" [V, E], "positions"}, "layers": one tree whose leaves hold all layers, "final_norm",
-"head" [V, E] if untied}. A leaf of "layers" is one array [L, ...] or a tuple of L arrays; both forms work everywhere.
-Scanned layers want stacked leaves, unrolled ones want tuples (a slice of a stacked weight costs a copy of it each
-step on CPU): `stack_layers` and `split_layers` convert, and nothing else differs.
+"head" [V, E] if untied}; with a reduced vocabulary "head" [Vd, E] and "d2t" [Vd], the ids of its rows, ascending.
+A leaf of "layers" is one array [L, ...] or a tuple of L arrays; both forms work everywhere. Scanned layers want stacked
+leaves, unrolled ones want tuples (a slice of a stacked weight costs a copy of it each step on CPU): `stack_layers` and
+`split_layers` convert, and nothing else differs.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ class Model:
             jax.random.split(layers_key, cfg.num_layers))
         params["final_norm"] = self._final_norm.init(head_key, x)["params"]
         if not cfg.tie_embeddings:
-            params["head"] = table(head_key, (cfg.vocab_size, cfg.hidden_size), cfg.dtype)
+            params["head"] = table(head_key, (cfg.draft_vocab or cfg.vocab_size, cfg.hidden_size), cfg.dtype)
+        if cfg.draft_vocab:
+            params["d2t"] = jnp.arange(cfg.draft_vocab, dtype=jnp.int32)
         return params if cfg.scan_layers else split_layers(params)
 
     def embed(self, params: Params, tokens: Int[Array, "..."]) -> Float[Array, "... E"]:
@@ -89,7 +92,7 @@ class Model:
         return Output(hidden, taps, kv)
 
     def unembed(self, params: Params, hidden: Float[Array, "*rows E"]) -> Float[Array, "*rows V"]:
-        """Final norm and head, on the rows that the caller picks. Logits are float32."""
+        """Final norm and head, on the rows that the caller picks: float32 logits, -inf where the head has no row."""
         cfg = self.config
         lead = hidden.shape[:-1]
         x = self._final_norm.apply({"params": params["final_norm"]}, hidden.reshape(-1, cfg.hidden_size).T)
@@ -99,6 +102,9 @@ class Model:
         logits = lax.optimization_barrier(jnp.matmul(head, fill(x), preferred_element_type=jnp.float32))
         if cfg.logit_softcap is not None:
             logits = cfg.logit_softcap * jnp.tanh(logits / cfg.logit_softcap)
+        if cfg.draft_vocab:
+            logits = jnp.full((cfg.vocab_size, logits.shape[1]), -jnp.inf).at[params["d2t"]].set(
+                logits, indices_are_sorted=True, unique_indices=True, mode="promise_in_bounds")
         return logits[:, :x.shape[1]].T.reshape(*lead, cfg.vocab_size)
 
     def new_cache(self, batch: int, capacity: int, layers: int | None = None) -> Cache:

@@ -91,7 +91,8 @@ def shapes(config: ModelConfig) -> dict[Path, tuple[int, ...]]:
     for entry in table(config):
         path = entry.path
         if path[0] in ("embed", "head"):
-            result[path] = (config.max_positions if path[-1] == "positions" else config.vocab_size, e)
+            words = config.draft_vocab or config.vocab_size if path[-1] == "head" else config.vocab_size
+            result[path] = (config.max_positions if path[-1] == "positions" else words, e)
         else:
             shape = last.get(path[-2], (e,))
             result[path] = shape[:1] if path[-1] == "b" else shape

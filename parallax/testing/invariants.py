@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from parallax.decoding import loop
-from parallax.decoding.base import Decoder, StepInfo
+from parallax.decoding import loop, tree
+from parallax.decoding.base import Context, Decoder, StepInfo
 from parallax.decoding.sampling import Greedy, Sampler
 from parallax.models import Block, Cache, Model
 from parallax.testing.reference import reference_decode
@@ -173,10 +173,54 @@ def check_stream_equals_decode(decoder: Decoder, case: Case) -> None:
         assert (counts == np.asarray(getattr(whole.info, name))).all(), f"{name} of stream and decode differ"
 
 
+def check_tree_mask(decoder: Decoder, case: Case) -> None:
+    """One forward over a whole draft gives every node the logits that its path from the root has alone."""
+    inputs = case.inputs(decoder)
+    state = loop.prefill(inputs, case.capacity)
+    for _ in range(3):
+        whole, alone = _nodes(inputs.decoder, inputs.params, state)
+        apart = np.abs(np.asarray(whole) - np.asarray(alone)).max(-1)
+        scale = max(1.0, float(np.abs(np.asarray(alone)).max()))
+        b, node = np.unravel_index(apart.argmax(), apart.shape)
+        assert apart.max() < 1e-4 * scale, (f"the logits of node {node} of row {b} are {apart.max():.1e} off those of "
+                                           "its path alone")
+        state, _ = loop.advance(inputs.decoder, inputs.params, state, jnp.int32(2))
+
+
+@jax.jit
+def _nodes(decoder: Decoder, params, state):
+    """Logits [B, T, V] of a draft's nodes: from its block, and of every node's own path as a chain."""
+    ctx = Context(decoder.model, params["target"], state.tokens, state.length, state.cache, state.key)
+    draft, _ = decoder.drafter.propose(params.get("draft"), state.own, ctx)
+    model, batch, size = decoder.model, *draft.tokens.shape
+
+    def logits(block):
+        return model.unembed(params["target"], model.forward(params["target"], block, state.cache).hidden)
+
+    parents = jnp.broadcast_to(jnp.asarray(draft.parents), (batch, size))
+    deep = draft.depth + 1
+    above = [jnp.broadcast_to(jnp.arange(size), (batch, size))]                 # a node, its parent, ... the root
+    for _ in range(draft.depth):
+        above.append(jnp.take_along_axis(parents, above[-1], 1))
+    above = jnp.stack(above[::-1], -1)                                           # [B, T, D + 1], the root perhaps often
+    level = (above != 0).sum(-1)
+    # Of the leading roots one stays: the path moves to the front, and what follows it repeats its last node.
+    order = jnp.minimum(jnp.arange(deep) + draft.depth - level[..., None], draft.depth)
+    paths = jnp.take_along_axis(above, order, 2)
+
+    def alone(path, level):                                                      # [B, D + 1], [B]
+        block = Block(jnp.take_along_axis(draft.tokens, path, 1), state.length[:, None] - 1 + jnp.arange(deep),
+                      jnp.tril(jnp.ones((deep, deep), bool)))
+        return jnp.take_along_axis(logits(block), level[:, None, None], 1)[:, 0]
+
+    separate = jax.lax.map(lambda node: alone(*node), (paths.swapaxes(0, 1), level.swapaxes(0, 1)))
+    return logits(tree.block(draft, state.length)), separate.swapaxes(0, 1)
+
+
 CHECKS: dict[str, Callable[[Decoder, Case], None]] = {
     check.__name__.removeprefix("check_"): check
     for check in (check_equals_plain_decoding, check_every_step, check_batch_independence, check_no_recompilation,
-                  check_end_of_text, check_limits, check_stream_equals_decode)
+                  check_end_of_text, check_limits, check_stream_equals_decode, check_tree_mask)
 }
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +15,8 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from parallax.decoding import loop
-from parallax.decoding.base import Decoder, Draft, Drafter, Result, policy, static
+from parallax.decoding.base import Decoder, Draft, Drafter, Kind, Result, policy, static
+from parallax.decoding.sampling import DRAFT, argmax, noise_private
 from parallax.decoding.tree import Shape
 from parallax.models import KV, Block, Cache, Model, Output
 from parallax.testing.tiny import tiny_config
@@ -122,3 +124,40 @@ class OracleDrafter(Drafter):
             columns.append((token + rank - place) % size)
         tokens = jnp.concatenate(columns, 1)
         return Draft(tokens, self.shape.parents, jnp.ones_like(tokens, bool), depth=self.depth), own
+
+
+@policy
+class SampledDrafter(Drafter):
+    """Draws trees of any static shape from a Markov law: params["draft"] [V, V] are its logits behind every token.
+
+    Attributes:
+      shape: the tree.
+      replacement: whether siblings are drawn independently, else one after the other (by Gumbel-top-k).
+    """
+
+    shape: Shape = static()
+    replacement: bool = static(default=False)
+
+    kind: ClassVar[Kind] = "sampled"
+
+    @property
+    def depth(self) -> int:
+        return self.shape.depth
+
+    def propose(self, params: Float[Array, "V V"], own, ctx):
+        logq = jax.nn.log_softmax(params, -1)
+        parents, size = self.shape.parents, params.shape[1]
+        columns = [jnp.take_along_axis(ctx.tokens, ctx.length[:, None] - 1, 1)[:, 0]]
+        valid = [jnp.ones_like(columns[0], bool)]
+        for node, parent in enumerate(parents[1:], 1):
+            noisy = node if self.replacement else parent            # siblings without replacement share their noise
+            law = logq[columns[parent]]
+            score = law + noise_private(ctx.key, ctx.length, jnp.full_like(ctx.length, noisy), DRAFT, size)
+            earlier = [] if self.replacement else [n for n in range(1, node) if parents[n] == parent]
+            for sibling in earlier:
+                score = jnp.where(jnp.arange(size) == columns[sibling][:, None], -jnp.inf, score)
+            columns.append(argmax(score))
+            valid.append(valid[parent] & (score.max(1) > -jnp.inf))
+        tokens = jnp.stack(columns, 1)
+        return Draft(tokens, parents, jnp.stack(valid, 1), depth=self.depth, kind="sampled",
+                     logq=logq[tokens[:, :1 + max(parents)]], replacement=self.replacement), own

@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 
 from parallax import prompts
 from parallax.benchmark import defaults
-from parallax.benchmark.settings import Contender, Prompts, contender, resolve
+from parallax.benchmark.settings import Contender, Prompts, contender, names, resolve
 from parallax.decoding import METHODS
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -175,3 +175,15 @@ def test_a_model_that_was_replaced_at_its_path_is_another_benchmark(tmp_path):
     assert first == resolve(defaults.get_config(), given).describe()
     (tmp_path / "model" / "config.json").write_text("{ }")
     assert first != resolve(defaults.get_config(), given).describe()
+
+
+def test_commas_and_colons_in_brackets_belong_to_the_option():
+    text = "prompt_lookup, draft_model:tree=levels(4, 2, replacement=True):verifier=typical(epsilon=0.1, delta=0.2)"
+    plain, tree = names(text)
+    assert plain == "prompt_lookup"
+    assert contender("draft_model:draft_length=3:verifier=rejection") == Contender(
+        "draft_model draft_length=3 verifier=rejection", "draft_model", {"draft_length": 3}, "rejection")
+    assert tree == "draft_model:tree=levels(4, 2, replacement=True):verifier=typical(epsilon=0.1, delta=0.2)"
+    found = contender(tree)
+    assert (found.options, found.verifier) == ({"tree": "levels(4, 2, replacement=True)"},
+                                               "typical(epsilon=0.1, delta=0.2)")

@@ -64,8 +64,8 @@ def test_every_step_drafts_what_the_draft_model_alone_would_write_and_leaves_its
     ours = dataclasses.replace(decoder(case, kind), chunk=4)
     model, params, inputs = ours.drafter.model, case.params["draft"], case.inputs(ours)
     state = loop.prefill(inputs, case.capacity)
-    assert state.own.length.tolist() == [len(prompt) - 1 for prompt in case.prompts]
-    check_cache(model, params, state.tokens, state.own)
+    assert state.own.cache.length.tolist() == [len(prompt) - 1 for prompt in case.prompts]
+    check_cache(model, params, state.tokens, state.own.cache)
     whole = []
     for before, rows, info, after in steps(case, ours):
         draft = _propose(inputs.decoder, inputs.params, before)
@@ -83,8 +83,8 @@ def test_every_step_drafts_what_the_draft_model_alone_would_write_and_leaves_its
                 alone = reference_decode(model, params, text, SIZE, sampler=inputs.decoder.verifier.sampler,
                                          seed=case.seed, row_id=int(b))
                 assert text + drafted[1:] == alone[:len(text) + LENGTH]
-        check_cache(model, params, after.tokens, after.own)
-        emitted, length, cached = map(np.asarray, (info.emitted, after.length, after.own.length))
+        check_cache(model, params, after.tokens, after.own.cache)
+        emitted, length, cached = map(np.asarray, (info.emitted, after.length, after.own.cache.length))
         for b in rows:                                                     # the last token of a draft never went in
             whole.append(emitted[b] == LENGTH + 1)
             assert cached[b] == length[b] - 1 - whole[-1]
@@ -111,9 +111,9 @@ def test_a_drafters_cache_that_is_exactly_full_is_not_overwritten(case):
     full = dataclasses.replace(case, new_tokens=4)
     ours = dataclasses.replace(decoder(case), chunk=1)                     # so that the draft decides about the room
     for _, _, _, state in steps(full, ours, limits=[full.capacity] * 3):
-        check_cache(ours.drafter.model, full.params["draft"], state.tokens, state.own)
+        check_cache(ours.drafter.model, full.params["draft"], state.tokens, state.own.cache)
     assert state.length.tolist() == [full.capacity] * 3
-    assert state.own.capacity == full.capacity + LENGTH + 1
+    assert state.own.cache.capacity == full.capacity + LENGTH + 1
 
 
 def test_a_draft_of_one_token_leaves_the_text_alone(case):

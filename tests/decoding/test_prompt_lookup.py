@@ -23,12 +23,12 @@ def lookup(**options):
 
 
 def search(text, max_ngram=3, min_ngram=1, prefer="last", **_):
-    """Where the best earlier copy of the end of the text ends, or -1."""
+    """(where the best earlier copy of the end of the text ends, its length), or (-1, 0)."""
     for size in range(max_ngram, min_ngram - 1, -1):
         ends = [end for end in range(size - 1, len(text) - 1) if text[end - size + 1:end + 1] == text[-size:]]
         if ends:
-            return ends[-1] if prefer == "last" else ends[0]
-    return -1
+            return ends[-1] if prefer == "last" else ends[0], size
+    return -1, 0
 
 
 def _batch(texts):
@@ -55,8 +55,9 @@ def _compiled(**options):
 @given(texts=st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=WIDTH), min_size=3, max_size=3))
 def test_finds_and_copies_what_a_plain_search_does(options, texts):
     tokens, length = _batch(texts)
-    found, draft = _compiled(**options)(tokens, length)
-    assert found.tolist() == [search(text, **options) for text in texts]
+    (found, match), draft = _compiled(**options)(tokens, length)
+    assert list(zip(found.tolist(), match.tolist())) == [search(text, **options) for text in texts]
+    assert draft.match.tolist() == match.tolist()
     for b, text in enumerate(texts):
         end = found[b]
         copied = text[end + 1:end + 1 + lookup(**options).draft_length] if end >= 0 else []
@@ -99,7 +100,7 @@ def test_options_out_of_range_are_refused(options, message):
         PromptLookup(**options)
 
 
-def test_a_long_text_does_not_overflow_the_score():
+def test_a_long_text_is_searched_as_well():
     drafter = PromptLookup(max_ngram=8)
     tokens = jnp.zeros((1, 1 << 17), jnp.int32).at[0, 5].set(1).at[0, -1].set(1)
-    assert drafter.find(tokens, jnp.asarray([1 << 17])).tolist() == [5]
+    assert [int(x[0]) for x in drafter.find(tokens, jnp.asarray([1 << 17]))] == [5, 6]

@@ -1,4 +1,4 @@
-"""The law of rejection sampling: by exact enumeration, and of whole texts through the compiled loop."""
+"""Rejection sampling of chains: its law by exact enumeration, and of whole texts through the compiled loop."""
 
 import dataclasses
 import functools
@@ -10,36 +10,69 @@ import pytest
 
 from parallax.decoding import Draft, DraftModel, Greedy, Rejection, Sample, Shape, Speculative, make_decoder
 from parallax.decoding.base import policy
-from parallax.decoding.verify import judge
-from parallax.testing import MarkovModel, markov_law, p_value, run_many, sample_many
+from parallax.testing import (
+    MarkovModel,
+    Source,
+    Tables,
+    enumerate_law,
+    markov_law,
+    p_value,
+    random_tables,
+    run_many,
+    sample_many,
+)
 
-# Enumeration. Probabilities are sixths, so that p / q is a multiple of 1/60, and the middles of 60 equal stretches of
-# [0, 1) stand for all uniform noise there is.
-SIZE, SIXTHS, GRID = 3, 6, 60
-SINGLE = np.asarray([1.0, 0, 0])
+RULE, CHAIN = Rejection(sampler=Sample()), Shape.chain(2)
 
 
-def laws(seed, *shape):
-    """Random laws [*shape, SIZE] of sixths, often with zeros."""
-    random = np.random.default_rng(seed)
-    weights = random.dirichlet(np.ones(SIZE) * random.choice([0.3, 1, 5]), shape)
-    return np.apply_along_axis(lambda w: random.multinomial(SIXTHS, w), -1, weights) / SIXTHS
+def overlaps(tables):
+    """Mean number of tokens that rejection keeps of a chain of two: what the laws have in common."""
+    first, both = np.minimum(tables.p[0], tables.q[0]), np.minimum(tables.p[1], tables.q[1]).sum(-1)
+    return first.sum(-1), (first * both).sum(-1)
 
 
-def tables(seed):
-    """Laws of a target over three tokens (first, behind each token, behind each pair), and of a draft over two."""
-    p = [laws(seed, *(SIZE,) * depth) for depth in range(3)]
-    q = [laws(seed + 1000, *(SIZE,) * depth) for depth in range(2)]
-    kind = seed % 6
-    if kind == 1:
-        q = p[:2]                                                          # always right
-    elif kind == 2:
-        p, q = [np.roll(x, 1, -1) for x in p], [x * 0 + SINGLE for x in q]  # always the same token
-    elif kind == 3:
-        p = [x * 0 + SINGLE for x in p]                                    # only one token is right
-    elif kind == 4:
-        p, q = [x * 0 + SINGLE for x in p], [x * 0 + SINGLE[::-1] for x in q]         # never right
-    return p, q
+def test_the_law_is_the_targets_and_what_is_kept_is_the_overlap_for_all_tables():
+    tables = random_tables()
+    law = enumerate_law(RULE, CHAIN, tables)
+    assert law.tv.max() < 1e-9
+    np.testing.assert_allclose(law.accepted, sum(overlaps(tables)), atol=1e-9)
+
+
+def test_the_law_is_the_targets_for_laws_that_are_certain_equal_or_apart():
+    p, q = random_tables(1, 1)
+    one = np.asarray([1.0, 0, 0])
+    sides = [([x * 0 + one for x in p], [x * 0 + one for x in q], 2), ([x * 0 + one for x in p], q, None),
+             (p, [x * 0 + one for x in q], None), ([x * 0 + one for x in p], [x * 0 + one[::-1] for x in q], 0),
+             (p, p[:2], 2)]
+    for p, q, accepted in sides:
+        law = enumerate_law(RULE, CHAIN, Tables(tuple(p), tuple(q)))
+        assert law.tv.max() < 1e-9
+        assert accepted is None or law.accepted == pytest.approx(accepted)
+
+
+@pytest.mark.parametrize("length", [0, 1])
+def test_the_law_is_the_targets_where_tokens_are_missing(length):
+    tables = random_tables(count=6)
+    law = enumerate_law(RULE, Source(CHAIN, valid=lambda chances: jnp.arange(3) <= length), tables)
+    assert law.tv.max() < 1e-9
+    np.testing.assert_allclose(law.accepted, overlaps(tables)[0] * length, atol=1e-9)
+
+
+@policy
+class Redrawing(Rejection):
+    """Wrong: draws anew from the target, not from the residual."""
+
+    def judge(self, draft, logp, uniform):
+        judged = super().judge(draft, logp, uniform)
+        weights = jnp.exp(jnp.take_along_axis(logp, judged.node[:, None, None], 1)[:, 0])
+        return judged._replace(weights=weights)
+
+
+def test_drawing_anew_from_the_target_instead_of_the_residual_is_found_out():
+    assert enumerate_law(Redrawing(sampler=Sample()), CHAIN, random_tables(count=6)).tv.max() > 0.05
+
+
+_judge = jax.jit(RULE.judge)
 
 
 def log(x):
@@ -47,97 +80,12 @@ def log(x):
         return np.log(x, dtype=np.float32)
 
 
-_judge = jax.jit(judge)
-
-
-def enumerated(p, q, valid=None, logged=lambda logq: logq, judge=_judge):
-    """(law of the next three tokens, mean number of kept drafts), over all drafts of two tokens and all noise.
-
-    Args:
-      p, q: `tables`.
-      valid: of the drafted tokens, as a function of (their probability under q [.., 2]); all by default.
-      logged: what the draft says of its law.
-    """
-    first, second = (x.ravel() for x in np.mgrid[:SIZE, :SIZE])
-    draws = np.stack([q[0][first], q[1][first, second]], 1)
-    ok = np.ones_like(draws, bool) if valid is None else valid(draws)
-    uniform = (np.mgrid[:GRID, :GRID].reshape(2, -1).T + 0.5) / GRID
-
-    def repeated(x):
-        return jnp.asarray(np.repeat(x, len(uniform), 0))
-
-    logq = np.stack([np.broadcast_to(log(q[0]), (len(first), SIZE)), log(q[1])[first]], 1)
-    drafts = Draft(repeated(np.stack([first * 0, first, second], 1)), Shape.chain(2).parents,
-                   repeated(np.concatenate([ok[:, :1] | True, ok], 1)), depth=2, kind="sampled",
-                   logq=repeated(logged(logq)))
-    warped = np.stack([np.broadcast_to(log(p[0]), (len(first), SIZE)), log(p[1])[first], log(p[2])[first, second]], 1)
-    kept, weights = judge(drafts, repeated(warped + 3), jnp.tile(jnp.asarray(uniform, jnp.float32), (len(first), 1)))
-    kept = np.asarray(kept).reshape(len(first), -1)
-    weights = np.asarray(weights, float).reshape(len(first), -1, SIZE)
-    weights /= weights.sum(-1, keepdims=True)
-    law, mean = np.zeros((SIZE,) * 3), 0.0
-    for i, (x, y) in enumerate(zip(first, second)):
-        share = q[0][x] * q[1][x, y]
-        if not share:
-            continue
-        after = [share * np.where(kept[i][:, None] == k, weights[i], 0).mean(0) for k in range(3)]
-        law += after[0][:, None, None] * p[1][:, :, None] * p[2]
-        law[x] += after[1][:, None] * p[2][x]
-        law[x, y] += after[2]
-        mean += share * kept[i].mean()
-    return law, mean
-
-
-def distance(law, p):
-    return np.abs(law - p[0][:, None, None] * p[1][:, :, None] * p[2]).sum() / 2
-
-
-@pytest.mark.parametrize("seed", range(24))
-def test_the_law_is_the_targets_for_all_tables(seed):
-    p, q = tables(seed)
-    law, kept = enumerated(p, q)
-    assert distance(law, p) < 1e-5
-    first, both = np.minimum(p[0], q[0]), np.minimum(p[1], q[1]).sum(-1)
-    assert kept == pytest.approx(first.sum() + first @ both, abs=1e-5)      # the overlaps along the chain
-
-
-@pytest.mark.parametrize("length", [0, 1])
-@pytest.mark.parametrize("seed", range(6))
-def test_the_law_is_the_targets_where_tokens_are_missing(seed, length):
-    p, q = tables(seed)
-    law, kept = enumerated(p, q, valid=lambda draws: np.broadcast_to(np.arange(2) < length, draws.shape))
-    assert distance(law, p) < 1e-5
-    assert kept == pytest.approx(np.minimum(p[0], q[0]).sum() * length, abs=1e-5)
-
-
-def worst(**changes):
-    """The largest distance over some of the random tables."""
-    return max(distance(enumerated(*tables(seed), **changes)[0], tables(seed)[0]) for seed in (0, 5, 6, 11))
-
-
-def test_a_law_logged_at_another_temperature_is_found_out():
-    assert worst() < 1e-5
-    assert worst(logged=lambda logq: np.asarray(jax.nn.log_softmax(logq / 2, -1))) > 0.05
-
-
-def test_dropping_a_drafted_token_because_it_looks_weak_is_found_out():
-    assert worst(valid=lambda draws: np.cumprod(draws >= 0.4, 1) > 0) > 0.05
-
-
-def test_drawing_anew_from_the_target_instead_of_the_residual_is_found_out():
-    def wrong(draft, warped, uniform):
-        kept, _ = _judge(draft, warped, uniform)
-        return kept, jnp.exp(jnp.take_along_axis(warped, kept[:, None, None], 1)[:, 0])
-
-    assert worst(judge=wrong) > 0.05
-
-
-def one(logq, warped, uniform, token=0):
-    """Of one drafted token."""
+def one(logq, logp, uniform, token=0):
+    """Of one drafted token: (kept, law of the next token)."""
     draft = Draft(jnp.asarray([[0, token]]), (0, 0), jnp.ones((1, 2), bool), depth=1, kind="sampled",
                   logq=jnp.asarray([[logq]], jnp.float32))
-    kept, weights = _judge(draft, jnp.asarray([warped], jnp.float32), jnp.asarray([[uniform]], jnp.float32))
-    return int(kept[0]), np.asarray(weights[0])
+    judged = _judge(draft, jnp.asarray([logp], jnp.float32), jnp.full((1, 2), uniform))
+    return int(judged.node[0]), np.asarray(judged.weights[0])
 
 
 def test_a_rejected_token_of_an_equal_law_is_drawn_anew_from_the_target():
@@ -153,7 +101,7 @@ def test_a_draft_model_that_computes_no_numbers_leaves_the_target_alone():
 
 
 def test_tokens_that_the_target_excludes_are_never_kept_and_tiny_probabilities_are_compared_as_they_are():
-    assert one(log([1, 0, 0]), [[-np.inf, 0, 0]] * 2, uniform=0.0)[0] == 0
+    assert one(log([0.5, 0.5, 0]), [log([0, 0.5, 0.5])] * 2, uniform=0.0)[0] == 0
     tiny = [-120.0, -60.0, 0.0]                                            # e^-120 is no float32
     assert one(tiny, [[-110, -60, 0.0]] * 2, uniform=0.9)[0] == 1
     assert one(tiny, [[-121, -60, 0.0]] * 2, uniform=0.9)[0] == 0
@@ -272,11 +220,11 @@ def test_drafts_without_a_law_of_their_own_are_refused(kind):
         rejecting(DraftModel(model=DRAFT, sampler=sampler, kind=kind), sampler).check()
 
 
-def test_a_greedy_verifier_and_trees_are_refused():
+def test_a_greedy_verifier_and_a_draft_without_its_law_are_refused():
     sampler = SAMPLERS["plain"]
     drafter = DraftModel(model=DRAFT, sampler=sampler, kind="sampled")
     with pytest.raises(ValueError, match="temperature above 0: at temperature 0 use Follow, which is the same"):
         rejecting(drafter, Greedy()).check()
-    tree = Draft(jnp.zeros((1, 3), int), (0, 0, 0), jnp.ones((1, 3), bool), depth=1, kind="sampled")
-    with pytest.raises(ValueError, match="verifies chains, this draft is a tree"):
-        Rejection(sampler=sampler)(tree, jnp.zeros((1, 3, SIZE)), jax.random.split(jax.random.key(0), 1), jnp.ones(1))
+    unknown = Draft(jnp.zeros((1, 3), int), CHAIN.parents, jnp.ones((1, 3), bool), depth=2, kind="sampled")
+    with pytest.raises(ValueError, match="no logq .q missing.: log the law that its tokens were drawn from"):
+        Rejection(sampler=sampler).check(unknown)

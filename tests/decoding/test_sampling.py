@@ -252,14 +252,14 @@ def test_drafts_change_neither_the_law_nor_a_single_token(name):
 class PerPath(Follow):
     """Wrong: draws the target's tokens anew for each path, and takes the path that gets furthest."""
 
-    def __call__(self, draft, logits, keys, start):
+    def __call__(self, draft, logits, hidden, ctx):
         parents = draft.parents
         leaves = [node for node in range(len(parents)) if node not in parents[1:]]
         above = tree.ancestors(parents, draft.depth)
         verdicts = []
         for leaf in leaves:
-            own = jax.vmap(jax.random.fold_in, (0, None))(keys, leaf)
-            verdicts.append(Follow.__call__(self, draft.replace(valid=draft.valid & above[leaf]), logits, own, start))
+            own = ctx._replace(key=jax.vmap(jax.random.fold_in, (0, None))(ctx.key, leaf))
+            verdicts.append(Follow.__call__(self, draft.replace(valid=draft.valid & above[leaf]), logits, hidden, own))
         best = jnp.argmax(jnp.stack([verdict.count for verdict in verdicts]), 0)
         return jax.tree.map(lambda *parts: jax.vmap(lambda part, i: part[i], (1, 0))(jnp.stack(parts), best), *verdicts)
 

@@ -1,53 +1,54 @@
-"""A smaller language model writes ahead, one token at a time.
+"""A smaller language model writes ahead: chains and trees of any policy.
 
-B sequences, D draft length, V vocabulary, N token slots. Source: speculative decoding (Leviathan et al.,
-arXiv:2211.17192) and speculative sampling (Chen et al., arXiv:2302.01318).
+B sequences, D draft depth, A tokens that the draft model may lack, N token slots. Source: speculative decoding
+(Leviathan et al., arXiv:2211.17192) and speculative sampling (Chen et al., arXiv:2302.01318).
 """
 
 from __future__ import annotations
 
-import jax
+from typing import Any, NamedTuple
+
 import jax.numpy as jnp
 from jax import lax
 
-from parallax.decoding.base import Draft, Drafter, Kind, policy, static
-from parallax.decoding.sampling import DRAFT, Greedy, Sampler, Seen, argmax, noise_private
-from parallax.decoding.tree import Shape
-from parallax.models.cache import Block, commit, truncate
+from parallax.decoding.base import policy, static
+from parallax.decoding.drafters.growing import Growing
+from parallax.decoding.grow import Grown, Source, accepted_columns, grow
+from parallax.models.cache import Block, Cache, commit, truncate
 from parallax.models.transformer import Model
+
+# The last token of a draft never goes through the draft model: it is missing if the whole draft was accepted.
+_BEHIND = 2
+
+
+class Own(NamedTuple):
+    """Between two drafts: the draft model's cache, the controller's state."""
+
+    cache: Cache
+    control: Any
+
+
+class Drafted(NamedTuple):
+    """Between a draft and its verification."""
+
+    cache: Cache
+    control: Any
+    grown: Grown
 
 
 @policy
-class DraftModel(Drafter):
-    """A chain of `draft_length` tokens by a causal model over the target's vocabulary; params["draft"] are its weights.
+class DraftModel(Growing):
+    """Drafts by a causal model over the target's vocabulary; params["draft"] are its weights.
+
+    Keeps a cache of its own, which holds the tokens in front of the pending one, or all but the last of these. It is
+    written once per step, behind the verification: with the keys and values that the draft was grown with, as far as
+    the text took its path.
 
     Attributes:
-      model: the draft model.
-      sampler: how coupled and sampled drafts are drawn, best as the target's tokens are.
-      draft_length: tokens per draft. The card of the method says 3 to 8: more for a draft that is often right.
-      kind: `deterministic` takes the most likely tokens. `coupled` draws them with the target's own noise, so that
-        `verify.Follow` accepts where the two models agree and still emits the tokens of seeded plain decoding.
-        `sampled` draws them with noise of their own and records their law, for `verify.Rejection`.
-
-    Keeps a cache of its own, which holds the tokens in front of the pending one, or all but the last of these: the
-    last token of a draft never went through the draft model, and is missing after a draft that was accepted as a whole.
-    Drafting commits ahead; what was not accepted is cut off by `truncate` after verification.
+      model: the draft model. The others are those of `Growing`.
     """
 
     model: Model = static()
-    sampler: Sampler = Greedy()
-    draft_length: int = static(default=4)
-    kind: Kind = static(default="deterministic")
-
-    def __post_init__(self):
-        if self.draft_length < 1:
-            raise ValueError(f"draft_length must be at least 1, got {self.draft_length}")
-        if self.kind not in ("deterministic", "coupled", "sampled"):
-            raise ValueError(f"kind must be 'deterministic', 'coupled' or 'sampled', got {self.kind!r}")
-
-    @property
-    def depth(self) -> int:
-        return self.draft_length
 
     def check(self, target):
         ours, theirs = self.model.config, target.config
@@ -57,65 +58,56 @@ class DraftModel(Drafter):
         if ours.alignment != "shifted" or ours.visibility != "causal":
             raise ValueError("the draft model must write left to right (alignment 'shifted', visibility 'causal'), got "
                              f"{ours.alignment!r} and {ours.visibility!r}")
-        if self.kind == "sampled" and isinstance(self.sampler, Greedy):
-            raise ValueError("a sampled draft needs a sampler with a temperature, got Greedy: use kind='deterministic'")
+        super().check(target)
 
     def init(self, params, ctx, prompt, prompt_length):
         if params is None:
             raise ValueError("params has no 'draft': expected the draft model's parameters beside those of 'target'")
-        return self.model.new_cache(prompt.shape[0], ctx.cache.capacity)
+        batch = prompt.shape[0]
+        return Own(self.model.new_cache(batch, ctx.cache.capacity), self.controller.init(batch, self.depth))
 
     def propose(self, params, own, ctx):
-        batch = ctx.length.shape[0]
-        missing = ctx.length - own.length                     # 1: the pending token, 2: also the one in front of it
-        rows = jnp.broadcast_to(jnp.arange(2), (batch, 2))
-        out = self._forward(params, ctx.tokens, own, own.length[:, None] + rows)
-        own = commit(own, out.kv, rows, missing)
-        hidden = jnp.take_along_axis(out.hidden, (missing - 1)[:, None, None], 1)[:, 0]
-        token, logq = self._draw(self.model.unembed(params, hidden), ctx, 0)
-
-        def ahead(carry, i):
-            own, token = carry
-            block = Block(token[:, None], own.length[:, None], jnp.ones((1, 1), bool))
-            out = self.model.forward(params, block, own)
-            own = commit(own, out.kv, jnp.zeros((batch, 1), jnp.int32), jnp.ones((batch,), jnp.int32))
-            drawn = self._draw(self.model.unembed(params, out.hidden[:, 0]), ctx, i)
-            return (own, drawn[0]), drawn
-
-        (own, _), rest = lax.scan(ahead, (own, token), jnp.arange(1, self.draft_length))
-        drafted, logq = jax.tree.map(lambda first, later: jnp.concatenate([first[:, None], later.swapaxes(0, 1)], 1),
-                                     (token, logq), rest)
-        pending = jnp.take_along_axis(ctx.tokens, ctx.length[:, None] - 1, 1)
-        offset = jnp.arange(self.draft_length + 1)
-        certain = self.model.config.positions != "learned"
-        # A node was drawn one position in front of it, and learned positions have an end.
-        valid = (offset == 0) | (ctx.length[:, None] - 2 + offset < self.model.config.max_positions) | certain
-        draft = Draft(jnp.concatenate([pending, drafted], 1), Shape.chain(self.draft_length).parents, valid,
-                      depth=self.draft_length, kind=self.kind, logq=logq, certain=certain, forwards=self.draft_length,
-                      rows=self.draft_length + 1)
-        return draft, own
+        positions = own.cache.length[:, None] + jnp.arange(_BEHIND)
+        config = self.model.config
+        source = Source(
+            lambda block, context, _: self.model.forward(params, block, own.cache, context=context),
+            lambda hidden: self.model.unembed(params, hidden), _text(ctx.tokens, positions), positions,
+            ctx.length - own.cache.length, config.max_positions if config.positions == "learned" else None)
+        grown = grow(source, self.tree, self.controller, own.control, ctx, sampler=self.sampler, kind=self.kind)
+        return grown.draft, Drafted(*own, grown)
 
     def observe(self, params, own, advance, step, ctx):
-        if step is not None:
-            return truncate(own, ctx.length - 1)
-        rows = jnp.broadcast_to(jnp.arange(advance.tokens.shape[1]), advance.tokens.shape)
-        out = self._forward(params, ctx.tokens, own, advance.start[:, None] + rows)
-        return commit(own, out.kv, rows, advance.count)
+        if step is None:
+            positions = advance.start[:, None] + jnp.arange(advance.tokens.shape[1])
+            return own._replace(cache=self._read(params, own.cache, ctx, positions, advance.count))
+        grown = own.grown
+        columns, count = accepted_columns(grown, self.tree, advance.tokens, advance.count)
+        cache = commit(own.cache, grown.kv, columns, count)
+        accepted = jnp.minimum(step.verdict.count - 1, grown.levels)
+        own = Own(cache, self.controller.update(own.control, grown.levels, accepted, self.depth))
+        # The very draft that it made can leave no more than one token out: then no other forward is compiled.
+        return own if step.draft.tokens is grown.draft.tokens else self.rewind(params, own, ctx)
 
-    def _forward(self, params, tokens, own, positions):
-        """Runs the tokens at `positions`, each of which sees the ones in front of it."""
+    def rewind(self, params, own, ctx):
+        """Also reads what it lacks of the text, if that is more than a draft begins with."""
+        def missing(cache):
+            return jnp.maximum(ctx.length - cache.length - _BEHIND, 0)
+
+        def read(cache):
+            positions = cache.length[:, None] + jnp.arange(_BEHIND)
+            return self._read(params, cache, ctx, positions, jnp.minimum(missing(cache), _BEHIND))
+
+        return own._replace(cache=lax.while_loop(lambda cache: missing(cache).any(), read,
+                                                 truncate(own.cache, ctx.length - 1)))
+
+    def _read(self, params, cache, ctx, positions, count):
+        """Commits the first `count` of the decided tokens at `positions`, which follow those of the cache."""
         size = positions.shape[1]
-        chosen = jnp.take_along_axis(tokens, jnp.minimum(positions, tokens.shape[1] - 1), 1)
-        return self.model.forward(params, Block(chosen, positions, jnp.tril(jnp.ones((size, size), bool))), own)
+        block = Block(_text(ctx.tokens, positions), positions, jnp.tril(jnp.ones((size, size), bool)))
+        out = self.model.forward(params, block, cache)
+        return commit(cache, out.kv, jnp.broadcast_to(jnp.arange(size), positions.shape), count)
 
-    def _draw(self, logits, ctx, i):
-        """(token i of the draft [B], its law as log-probabilities [B, V] if the draft is sampled)."""
-        position = ctx.length + i
-        if self.kind == "deterministic":
-            return argmax(logits), None
-        if self.kind == "coupled":
-            return self.sampler.draw(logits[:, None], ctx.key, position, jnp.zeros(1, jnp.int32), 0,
-                                     Seen.text(ctx.tokens, position))[:, 0], None
-        warped = self.sampler.warp(logits[:, None], Seen.text(ctx.tokens, position))[:, 0]
-        noise = noise_private(ctx.key, ctx.length, position, DRAFT, logits.shape[-1])
-        return argmax(warped + noise), jax.nn.log_softmax(warped, -1)
+
+def _text(tokens, positions):
+    """The tokens at `positions`, which may lie behind the buffer."""
+    return jnp.take_along_axis(tokens, jnp.minimum(positions, tokens.shape[1] - 1), 1)

@@ -5,13 +5,13 @@ B sequences, N token slots. Source: Prompt Lookup Decoding (A. Saxena, 2023); LL
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from parallax.decoding.base import Draft, Drafter, policy, static
-from parallax.decoding.tree import Shape
+from parallax.decoding import matching
+from parallax.decoding.base import Drafter, policy, static
 
 
 @policy
@@ -32,6 +32,8 @@ class PromptLookup(Drafter):
     draft_length: int = static(default=7)
     prefer: Literal["last", "first"] = static(default="last")
 
+    matches: ClassVar[bool] = True
+
     def __post_init__(self):
         if not 1 <= self.min_ngram <= self.max_ngram:
             raise ValueError(f"expected 1 <= min_ngram <= max_ngram, got {self.min_ngram} and {self.max_ngram}")
@@ -45,28 +47,16 @@ class PromptLookup(Drafter):
         return self.draft_length
 
     def propose(self, params, own, ctx):
-        tokens, length = ctx.tokens, ctx.length
-        end = self.find(tokens, length)                                                    # [B], -1 without a match
-        source = end[:, None] + 1 + jnp.arange(self.draft_length)
-        copied = jnp.take_along_axis(tokens, jnp.clip(source, 0, tokens.shape[1] - 1), 1)
-        pending = jnp.take_along_axis(tokens, length[:, None] - 1, 1)
-        valid = (end[:, None] >= 0) & (source < length[:, None])
-        return Draft(jnp.concatenate([pending, copied], 1), Shape.chain(self.draft_length).parents,
-                     jnp.concatenate([jnp.ones_like(pending, bool), valid], 1), depth=self.draft_length), own
+        end, match = self.find(ctx.tokens, ctx.length)
+        tokens, there = matching.behind(ctx.tokens, end, ctx.length, self.draft_length)
+        return matching.chain(ctx, tokens, there & (match > 0)[:, None], match), own
 
-    def find(self, tokens: Int[Array, "B N"], length: Int[Array, "B"]) -> Int[Array, "B"]:
-        """Index of the last token of the best earlier match of the suffix, -1 if there is none.
-
-        The suffix never matches itself: a match ends before the last token.
-        """
-        index = jnp.arange(tokens.shape[1])
-        running = jnp.broadcast_to(index < length[:, None] - 1, tokens.shape)
-        matched = jnp.zeros(tokens.shape, jnp.int32)
-        for back in range(self.max_ngram):
-            wanted = jnp.take_along_axis(tokens, jnp.maximum(length - 1 - back, 0)[:, None], 1)
-            here = jnp.roll(tokens, back, 1)                                               # here[i] = tokens[i - back]
-            running = running & (here == wanted) & (index >= back)
-            matched = matched + running
-        order = index if self.prefer == "last" else tokens.shape[1] - 1 - index
-        score = jnp.where(matched >= self.min_ngram, matched * tokens.shape[1] + order, -1)
-        return jnp.where(score.max(1) >= 0, jnp.argmax(score, 1), -1).astype(jnp.int32)
+    def find(self, tokens: Int[Array, "B N"], length: Int[Array, "B"]) -> tuple[Int[Array, "B"], Int[Array, "B"]]:
+        """(index of the last token of the best earlier match of the suffix, its length), (-1, 0) if there is none."""
+        run = matching.compare(tokens, matching.earlier(tokens, length), tokens, length, longest=self.max_ngram)
+        match = run.max(1)
+        found = match >= self.min_ngram
+        best = run == match[:, None]
+        last = tokens.shape[1] - 1 - jnp.argmax(best[:, ::-1], 1)
+        end = last if self.prefer == "last" else jnp.argmax(best, 1)
+        return jnp.where(found, end, -1).astype(jnp.int32), jnp.where(found, match, 0)

@@ -1,0 +1,10 @@
+"""Rules and drafts that only look right are told from right ones."""
+
+import pytest
+
+from parallax.testing.controls import CONTROLS
+
+
+@pytest.mark.parametrize("name", CONTROLS)
+def test_a_wrong_rule_is_found_out(name):
+    assert CONTROLS[name]() > 0.02
