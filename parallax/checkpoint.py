@@ -217,10 +217,7 @@ def save(checkpoint: Checkpoint, folder: str | Path, *, dtype: str | None = None
     folder = Path(folder).absolute()
     dtype = dtype or checkpoint.config.dtype
     _check_dtype(dtype, tuple(DTYPES))
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"{folder} is a file: expected a new folder to write to")
-    if not overwrite and folder.exists() and any(folder.iterdir()):
-        raise ValueError(f"{folder} is not empty: choose another destination, or allow overwriting it")
+    check_destination(folder, overwrite)
     config = families.to_hf(checkpoint.config) | {"torch_dtype": dtype}
     tokenizer, eos = checkpoint.tokenizer, list(checkpoint.eos_ids)
     ids = {"bos_token_id": tokenizer.bos_id if tokenizer is not None else None,
@@ -246,6 +243,14 @@ def save(checkpoint: Checkpoint, folder: str | Path, *, dtype: str | None = None
         if temporary is not None:
             shutil.rmtree(temporary, ignore_errors=True)
     return size
+
+
+def check_destination(folder: Path, overwrite: bool) -> None:
+    """Raises ValueError if `save` would refuse to write there, for those who work long before they save."""
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{folder} is a file: expected a new folder to write to")
+    if not overwrite and folder.exists() and any(folder.iterdir()):
+        raise ValueError(f"{folder} is not empty: choose another destination, or allow overwriting it")
 
 
 def _beside(folder: Path, what: str) -> Path:

@@ -161,10 +161,21 @@ def test_the_zoo_may_name_the_draft_model(decode, tiny_folder, tmp_path, monkeyp
         assert records(output)[0]["draft"] == draft
 
 
-def test_settings_reach_the_sampler(decode, expected):
-    settings = dict(temperature=0.9, top_k=40, top_p=0.9, min_p=0.01, seed=5)
+@pytest.mark.parametrize("settings", [
+    dict(temperature=0.9, top_k=40, top_p=0.9, min_p=0.01, seed=5),
+    dict(temperature=0.9, typical_p=0.9, epsilon_cutoff=0.001, eta_cutoff=0.001, seed=5),
+    dict(repetition_penalty=1.5, presence_penalty=0.5, frequency_penalty=0.5, logit_bias='{"70": 3}'),
+], ids=["truncation", "cutoffs", "penalties"])
+def test_settings_reach_the_sampler(settings, decode, expected):
     result = decode("--prompt", PROMPT, *SHORT, *(f"--{name}={value}" for name, value in settings.items()))
     assert result.out == expected(PROMPT, **settings) + "\n" != expected(PROMPT) + "\n"
+
+
+def test_a_lossy_rule_is_labelled_where_it_is_shown_and_kept(decode, tmp_path):
+    result = decode("--prompt", PROMPT, "--verifier=typical(epsilon=0.1)", "--output", tmp_path / "out.jsonl", *SHORT)
+    row, = records(tmp_path / "out.jsonl")
+    assert cells(result.err)["guarantee"] == ["lossy"] and row["guarantee"] == "lossy"
+    assert row["verifier"] == "typical(epsilon=0.1)"
 
 
 def test_a_stop_string_ends_the_text(decode, expected):
@@ -362,12 +373,17 @@ def fails(result, *messages):
     (["--temperature=1", "--top_k=-1"], ["top_k must be a whole number of tokens, 0 for all, got -1"]),
     (["--temperature=1", "--top_p=2"], ["top_p must be in (0, 1], got 2.0"]),
     (["--temperature=1", "--min_p=2"], ["min_p must be in [0, 1], got 2.0"]),
+    (["--temperature=1", "--typical_p=0"], ["typical_p must be in (0, 1], got 0.0"]),
+    (["--typical_p=0.5"], ["change nothing at temperature 0 (greedy): set a temperature"]),
+    (["--repetition_penalty=0"], ["repetition_penalty must be positive, 1 for none, got 0.0"]),
+    (["--logit_bias=5"], ["logit_bias must be {token id: number}, as in {\"50256\": -100}, got 5"]),
+    (["--verifier=typical(epsilon=2)"], ["epsilon must be in [0, 1], got 2"]),
     (["--seed=99999999999999999999"], ["seed must be a number of 32 bits"]),
     (["--method=draft_model"], ["method 'draft_model' needs a draft model", "(--draft on the command line)"]),
-    (["--draft=x"], ["'prompt_lookup' uses no draft model, but one was given: expected method draft_model, or no"]),
+    (["--draft=x"], ["'prompt_lookup' uses no draft model, but one was given: expected method draft_model", ", or no draft"]),
     (["--method=draft_model", "--draft=nowhere"], ["unknown model 'nowhere'"]),
     (["--verifier=follw"], ["unknown verifier 'follw': expected one of follow, rejection", "did you mean 'follow'?"]),
-    (["--verifier=rejection"], ["those of 'prompt_lookup' have none: expected method draft_model, or verifier follow"]),
+    (["--verifier=rejection"], ["those of 'prompt_lookup' have none: expected method draft_model", ", or verifier follow"]),
     (["--config.options.model=x"], ["no key 'options.model'"]),
     (["--config=draft_model:fast"], ["unknown variant 'fast': expected smoke or rejection"]),
     (["--stop="], ["a stop string is empty"]),

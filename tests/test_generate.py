@@ -272,6 +272,25 @@ def test_learned_positions_can_be_used_to_the_last():
     assert len(run.completions[0].ids) == 7
 
 
+PER_PROMPT = {"temperature": [0.0, 0.8, 1.2], "top_p": [1.0, 0.9, 1.0], "frequency_penalty": [1.5, 0.0, 1.0],
+              "logit_bias": [{}, {65: 3.0}, {}]}
+
+
+def test_each_prompt_may_have_its_own_settings_in_any_batch(tiny_lm):
+    ours = {size: tiny_lm.generate(PROMPTS, max_new_tokens=NEW, batch_size=size, seed=7, **PER_PROMPT)
+            for size in (2, 3)}
+    for i, prompt in enumerate(PROMPTS):
+        settings = {name: values[i] for name, values in PER_PROMPT.items()}
+        alone = tiny_lm.generate([prompt], method="autoregressive", max_new_tokens=NEW, row_ids=[i], seed=7, **settings)
+        assert [ids(run)[i] for run in ours.values()] == ids(alone) * 2
+
+
+def test_a_lossy_rule_is_named_so(tiny_lm, plain):
+    run = tiny_lm.generate(PROMPTS[:1], method="draft_model", verifier=f"min_block({NEW})", max_new_tokens=NEW)
+    assert run.guarantee == "lossy" != plain.guarantee and ids(run)[0] != plain.completions[0].ids
+    assert run.completions[0].accepted == run.completions[0].proposed
+
+
 @pytest.mark.parametrize("prompts, settings, message", [
     ([], {}, "there are no prompts: give at least one"),
     ([""], {}, "the prompt is empty"),
@@ -295,8 +314,13 @@ def test_learned_positions_can_be_used_to_the_last():
     (["a"], {"temperature": 1, "top_p": 0}, r"top_p must be in \(0, 1\], got 0"),
     (["a"], {"temperature": 1, "top_p": 1.1}, r"top_p must be in \(0, 1\], got 1.1"),
     (["a"], {"temperature": 1, "min_p": -0.1}, r"min_p must be in \[0, 1\], got -0.1"),
+    (["a"], {"temperature": [0.5, 1.0]}, "a setting of the sampler has 2 values for 1 prompts: give one value, or one"),
+    (["a", "b"], {"logit_bias": [{1: 1.0}] * 3}, "a setting of the sampler has 3 values for 2 prompts"),
+    (["a"], {"logit_bias": {300: 1.0}}, "logit_bias names token 300, the model's vocabulary is 0 to 299"),
+    (["a"], {"repetition_penalty": 0}, "repetition_penalty must be positive, 1 for none, got 0"),
+    (["a"], {"verifier": "typical(epsilon=2)"}, r"epsilon must be in \[0, 1\], got 2"),
     (["a"], {"method": "draft_model", "verifier": "follw"}, "unknown verifier 'follw': .*; did you mean 'follow'"),
-    (["a"], {"verifier": "rejection"}, "of 'prompt_lookup' have none: expected method draft_model, or verifier follow"),
+    (["a"], {"verifier": "rejection"}, "of 'prompt_lookup' have none: expected method draft_model or .*, or verifier follow"),
     (["a"], {"row_ids": [1, 2]}, r"row_ids must be one whole number per prompt \(1\), .* got \[1, 2\]"),
     (["a"], {"row_ids": [-1]}, r"row_ids .* from 0 to 2\*\*31 - 1, got \[-1\]"),
     (["a"], {"row_ids": [0.5]}, r"row_ids .* got \[0.5\]"),

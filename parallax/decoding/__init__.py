@@ -80,7 +80,8 @@ METHODS: dict[str, Method] = {
                      "arXiv:2308.04623; arXiv:2505.22179"),
     "double": Method(Double, "a draft model that copies to write faster, and a copied branch beside its chain",
                      "arXiv:2601.05524"),
-    "graft": Method(Graft, "a draft model's tree, its last nodes replaced by what the text has to say", "Graft 2026"),
+    "graft": Method(Graft, "a draft model's tree, its last nodes replaced by what the text has to say",
+                    "Graft (prune, then graft)"),
     "mask_fill": Method(MaskFill, "a model that fills all masks behind the text at once", "arXiv:2408.05636"),
     "combined": Method(Combined, "copies where the match is long, else drafts as another method does",
                        "arXiv:2411.10666"),
@@ -108,7 +109,7 @@ def check_settings(name: str, options: Mapping[str, Any], *, verifier: str = "fo
     chosen = method(name)
     spec.check(options, options_of(name), f"method {name!r}")
     chosen.drafter(**options, **({"model": None} if chosen.needs_draft else {}))            # checks their values
-    rule, _ = spec.parse(verifier, VERIFIERS, "verifier")
+    rule = type(spec.build(verifier, VERIFIERS, "verifier", sampler=Greedy()))
     draws = "kind" in chosen.parts
     if not draws and "deterministic" not in rule.kinds:
         able = [other for other, entry in METHODS.items() if "kind" in entry.parts]

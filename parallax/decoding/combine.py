@@ -23,7 +23,8 @@ def choose(flag: Bool[Array, "B"], first: Draft, second: Draft) -> Draft:
         return jnp.where(flag.reshape(batch, *[1] * (jnp.ndim(a) - 1)), a, b)
 
     def padded(values):
-        values = jnp.broadcast_to(jnp.asarray(values), (batch, jnp.shape(values)[-1]))
+        values = jnp.asarray(values)
+        values = jnp.broadcast_to(values, (batch, values.shape[-1]))
         return jnp.pad(values, ((0, 0), (0, size - values.shape[1])))                  # an invalid child of the root
 
     nothing = jnp.zeros((batch,), jnp.int32)

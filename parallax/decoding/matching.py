@@ -23,12 +23,10 @@ def append(run: Int[Array, "B S"], source: Int[Array, "#B S"], tokens: Int[Array
 
     Where the source is the text itself, only the places in front of its last token mean anything: see `earlier`.
     """
-    def body(run, column):
-        token, written = column
-        return jnp.where(written[:, None], grow(run, source, token), run), None
+    def body(i, run):
+        return jnp.where((i < count)[:, None], grow(run, source, tokens[:, i]), run)
 
-    written = jnp.arange(tokens.shape[1]) < count[:, None]
-    return lax.scan(body, run, (tokens.T, written.T))[0]
+    return lax.fori_loop(0, count.max(), body, run)
 
 
 def grow(run: Int[Array, "B S"], source: Int[Array, "#B S"], token: Int[Array, "B"]) -> Int[Array, "B S"]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import pathlib
@@ -87,28 +88,27 @@ def plan(subjects: Sequence[Subject], quick: bool) -> Iterator[Task]:
     At temperature 0 the rules for drawn drafts *are* sample-and-follow: then only one of them is checked greedily.
     """
     seeds = (0, 1) if quick else (0, 1, 2, 3)
-    greedy_seen: list[Any] = []
+    seen: list[Any] = []                                     # greedy decoders
     whole: set[str] = set()                                  # methods that had all the checks of a quick selection
     for subject in subjects:
-        try:
-            greedy, sampled = subject.greedy(target()), subject.sampled(target())
-        except ValueError as error:
-            raise ValueError(f"{subject.label} with {subject.verifier}: {error}") from None
-        first = greedy not in greedy_seen
-        greedy_seen.append(greedy)
+        sampled, greedy = subject.sampled(target()), None
+        with contextlib.suppress(ValueError):                # a draft that must be drawn has no form at temperature 0
+            greedy = subject.greedy(target())
+        greedy = None if greedy in seen else greedy
+        seen.append(greedy)
         checks: dict[str, Callable[[], Record]] = {}
-        if first:
+        if greedy is not None:
             checks["greedy"] = functools.partial(tokens.equal_tokens, subject, "greedy", seeds=seeds)
         if sampled.guarantee in ("exact", "lossy"):
             checks["seeded"] = functools.partial(tokens.equal_tokens, subject, "seeded", seeds=seeds)
         if not quick or sampled.guarantee != "exact":        # equal tokens have an equal law
             checks["law"] = functools.partial(law.sampled_law, subject, draws=3000 if quick else 12000)
-        for decoder in ([greedy] if first else []) + ([sampled] if not first or not quick else []):
-            suffix = "" if decoder is greedy or not first else structure.SAMPLED
-            brief = structure.REST if subject.method in whole else structure.QUICK
-            for name in brief if quick else structure.ALL:
-                checks[name + suffix] = functools.partial(structure.invariant, subject, decoder, name)
-        if first and not (quick and subject.method in whole):
+        names = structure.ALL if not quick else structure.REST if subject.method in whole else structure.QUICK
+        for decoder, suffix in ((greedy, ""), (sampled, "" if greedy is None else structure.SAMPLED)):
+            if decoder is not None and not (quick and suffix):
+                checks |= {name + suffix: functools.partial(structure.invariant, subject, decoder, name)
+                           for name in names}
+        if greedy is not None and not (quick and subject.method in whole):
             checks["bfloat16"] = functools.partial(ties.tiny_ties, subject, seeds=seeds[:1] if quick else seeds)
         whole.add(subject.method)
         for name, check in checks.items():

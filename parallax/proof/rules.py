@@ -33,7 +33,7 @@ TABLES, QUICK_TABLES = 24, 6
 def plan(texts: Sequence[str], quick: bool) -> Iterator[Task]:
     """The enumerations of every verifier that `texts` name, in all forms of draft that it takes."""
     for text in texts:
-        rule = spec.build(text, VERIFIERS, "verifier", sampler=Sample())
+        rule, largest = spec.build(text, VERIFIERS, "verifier", sampler=Sample()), None
         for name in QUICK if quick else SHAPES:
             widths = SHAPES[name]
             # Rules without `judge` are asked for all tokens that could be drawn at every node by itself. That is many
@@ -80,9 +80,10 @@ def enumerated(text: str, rule: Verifier, source: Source, check: str, count: int
     return Record(RULE, "", text, rule.guarantee, check, passed, numbers, note)
 
 
-def law_in_the_loop(text: str, rule: Verifier, source: Source, draws: int) -> Record:
+def law_in_the_loop(text: str, rule: Verifier, source: Source | None, draws: int) -> Record:
     """Chi-square of texts of three tokens that the compiled loop wrote, with drafts drawn in the widest form of tree
     that the rule takes, by a target and a drafter whose next token depends on the last one alone."""
+    assert source is not None, f"it takes none of the drafts {', '.join(SHAPES)}, so nothing was proven of it"
     table, guess = (np.random.default_rng(seed).normal(size=(4, 4)) for seed in (1, 2))
     model, params = MarkovModel.create(table.astype(np.float32))
     drafter = SampledDrafter(shape=source.shape, replacement=source.replacement)

@@ -26,7 +26,8 @@ def tables(records: Sequence[Record], width: int) -> list[Any]:
     for on in dict.fromkeys(record.on for record in records):
         part = [record for record in records if record.on == on]
         rows = {RULE: _rule, CONTROL: _control}.get(on, _method)
-        found.append(_table(_TITLES.get(on, f"Methods on {on}"), [rows(group) for group in groups(part).values()], width))
+        shown = [rows(group) for group in groups(part).values()]
+        found.append(_table(_TITLES.get(on, f"Methods on {on}"), shown, width))
     return found
 
 

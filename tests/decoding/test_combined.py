@@ -7,8 +7,8 @@ import pytest
 from parallax.decoding import (
     AdaptiveNgram,
     Combined,
-    DraftModel,
     Draft,
+    DraftModel,
     InputGuided,
     NgramPool,
     PromptLookup,
@@ -51,7 +51,8 @@ def test_each_sequence_gets_the_draft_of_its_own_match():
 
 
 def test_padded_nodes_are_no_drafts_and_costs_add_up():
-    chain = Draft(np.asarray([[1, 2]]), (0, 0), np.ones((1, 2), bool), depth=1, match=np.asarray([1]), forwards=2, rows=3)
+    chain = Draft(np.asarray([[1, 2]]), (0, 0), np.ones((1, 2), bool), depth=1, match=np.asarray([1]), forwards=2,
+                  rows=3)
     wide = Draft(np.asarray([[1, 3, 4, 5]]), (0, 0, 1, 0), np.ones((1, 4), bool), depth=2, rows=4)
     for flag, valid, parents, match in (([True], [1, 1, 0, 0], [0, 0, 0, 0], 1), ([False], [1] * 4, [0, 0, 1, 0], 0)):
         ours = jax.jit(combine.choose)(np.asarray(flag), chain, wide)

@@ -144,9 +144,9 @@ def test_nothing_is_drafted_where_the_draft_models_positions_end(case):
 
 
 def test_options_and_parts_are_told_apart():
-    assert options_of("draft_model") == {"draft_length": 4}
+    assert options_of("draft_model") == {"draft_length": 4, "tree": "", "controller": "constant"}
     assert METHODS["draft_model"].needs_draft and not METHODS["prompt_lookup"].needs_draft
-    with pytest.raises(ValueError, match="'draft_model' has no option 'kind': expected one of draft_length"):
+    with pytest.raises(ValueError, match="'draft_model' has no option 'kind': expected one of draft_length, tr"):
         check_settings("draft_model", {"kind": "sampled"}, draft=True)
 
 

@@ -27,16 +27,19 @@ def case():
 DRAFTS = {"draft_model": 0.04, "draft_is_target": 0.0, "rejection": 0.04}        # how far the draft's weights are off
 NAMES = [(name, sampler) for name in [*METHODS, "draft_is_target", *ORACLES] for sampler in SAMPLERS]
 RUNS = [(*which, check) for which in NAMES for check in CHECKS]
-RUNS += [("rejection", "sampled", check) for check in CHECKS if check != "equals_plain_decoding"]
+RUNS += [(name, "sampled", check) for name in ("rejection", "staged_rejection", "mask_fill_rejection")
+         for check in CHECKS if check != "equals_plain_decoding"]
 
 
 def _decoder(name, sampler, case):
     """The decoder and the case it runs on; an oracle's draft parameters are the reference itself."""
-    if name in DRAFTS:
-        target, random = case.params["target"], np.random.default_rng(1)
-        draft = jax.tree.map(lambda w: w * (1 + DRAFTS[name] * random.normal(size=w.shape).astype(w.dtype)), target)
-        decoder = make_decoder("draft_model", case.model, sampler=SAMPLERS[sampler], draft=case.model, draft_length=3,
-                               verifier="rejection" if name == "rejection" else "follow")
+    method = "draft_model" if name in DRAFTS else name.removesuffix("_rejection")
+    if method in METHODS and METHODS[method].needs_draft:
+        target, random, off = case.params["target"], np.random.default_rng(1), DRAFTS.get(name, 0.04)
+        draft = jax.tree.map(lambda w: w * (1 + off * random.normal(size=w.shape).astype(w.dtype)), target)
+        decoder = make_decoder(method, case.model, sampler=SAMPLERS[sampler], draft=case.model,
+                               verifier="rejection" if name.endswith("rejection") else "follow",
+                               **({"draft_length": 3} if name in DRAFTS else {}))
         return decoder, dataclasses.replace(case, params={"target": target, "draft": draft})
     if name in METHODS:
         return make_decoder(name, case.model, sampler=SAMPLERS[sampler]), case

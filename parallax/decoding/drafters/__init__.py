@@ -16,5 +16,5 @@ from parallax.decoding.drafters.suffix_match import SuffixMatch
 from parallax.decoding.drafters.token_recycling import TokenRecycling
 from parallax.decoding.drafters.trigram import Trigram
 
-__all__ = ["AdaptiveNgram", "Combined", "Double", "DraftModel", "EarlyExit", "Graft", "InputGuided", "MaskFill", "NgramPool",
-           "Nothing", "PromptLookup", "Staged", "SuffixMatch", "TokenRecycling", "Trigram"]
+__all__ = ["AdaptiveNgram", "Combined", "Double", "DraftModel", "EarlyExit", "Graft", "InputGuided", "MaskFill",
+           "NgramPool", "Nothing", "PromptLookup", "Staged", "SuffixMatch", "TokenRecycling", "Trigram"]

@@ -57,8 +57,7 @@ class NgramPool(Drafter):
         grams = jnp.take_along_axis(ctx.tokens, inside, 1).reshape(place.shape)
         there = (jnp.arange(end.shape[1]) < advance.count[:, None]) & (place[..., 0] >= 0)
 
-        def body(own, column):
-            gram, there = column
-            return pool.insert(own, gram[:, 0], gram[:, 1:], there), None
+        def body(i, own):
+            return pool.insert(own, grams[:, i, 0], grams[:, i, 1:], there[:, i])
 
-        return lax.scan(body, own, (grams.swapaxes(0, 1), there.T))[0]
+        return lax.fori_loop(0, advance.count.max(), body, own)

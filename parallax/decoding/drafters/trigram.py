@@ -80,12 +80,11 @@ class Trigram(Drafter):
         last, before = (jnp.take_along_axis(ctx.tokens, jnp.clip(place - back, 0, ctx.tokens.shape[1] - 1), 1)
                         for back in (0, 1))
         before = jnp.where(place > 0, before, NOTHING)
-        written = jnp.arange(size) < advance.count[:, None]
 
-        def body(table, column):
-            return jax.vmap(learn)(table, *column), None
+        def body(i, table):
+            return jax.vmap(learn)(table, before[:, i], last[:, i], advance.tokens[:, i], i < advance.count)
 
-        return lax.scan(body, own, (before.T, last.T, advance.tokens.T, written.T))[0]
+        return lax.fori_loop(0, advance.count.max(), body, own)
 
     def _tree(self, table: Table, before, last) -> tuple[Int[Array, "T"], Int[Array, "T"], Bool[Array, "T"]]:
         """Best-first growth for one sequence."""

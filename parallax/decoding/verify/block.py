@@ -1,4 +1,7 @@
-"""Block verification: all tokens of a chain are judged together. B sequences, D depth, T = D + 1 nodes, V vocabulary."""
+"""Block verification: all tokens of a chain are judged together.
+
+B sequences, D depth, T = D + 1 nodes, V vocabulary.
+"""
 
 from __future__ import annotations
 

@@ -108,6 +108,7 @@ def log_ratio(draft: Draft, logp: Float[Array, "B T V"]) -> Float[Array, "B T"]:
 def drawn(draft: Draft) -> Bool[Array, "B T"]:
     """The nodes that were drawn from q, down from the root; the root is one.
 
+    Of siblings without replacement only the last may be missing: a later one was drawn where an earlier was taken out.
     A token of probability 0, or one that an earlier sibling took out, fills a place for which nothing was left. Whether
     it does depends on how much there was to draw, not on what was drawn, so the node counts as missing.
     """

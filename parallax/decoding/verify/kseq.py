@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jax import lax
 
-from parallax.decoding.base import Draft, policy
+from parallax.decoding.base import policy
 from parallax.decoding.verify.judge import (
     Judge,
     Judgement,

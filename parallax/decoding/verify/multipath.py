@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jaxtyping import Array, Float, Int
 
 from parallax.decoding.base import Draft, policy
@@ -17,19 +18,22 @@ from parallax.decoding.verify.judge import (
     static_parents,
 )
 
+HEAVY = 512                              # no more tokens have a probability of at least its inverse
+
 
 @policy
 class MultiPath(Judge):
     """Choose the most promising of K independent paths and judge it as a chain.
 
     Behind every beginning tokens are ranked by p / q, and paths are compared by the ranks of their tokens, first token
-    first. The best of K paths has a law that can be written down: if paths drawn from q come before a beginning with
-    probability F- and not behind it with F, the best one has that beginning with F^K - F-^K. With these laws as q, the
-    best path goes through block verification. K counts the paths that are valid; they may end early if where they end
-    depends on the tokens of the path in front alone. With one path this is `Block`.
+    first (see `rank`; any order would do). The best of K paths has a law that can be written down: if a path drawn from
+    q comes before a beginning with probability F-, and before or with it with F, the best one begins so with
+    F^K - F-^K. With these laws as q, the best path goes through block verification. K counts the paths that are valid;
+    they may end early if where they end depends on the tokens of the path in front alone. With one path this is
+    `Block`.
 
-    Ranks need a sort of the vocabulary at every depth. Source: the idea is that of greedy multi-path block verification
-    (arXiv:2602.16961), whose exact algorithm may differ.
+    Source: the idea is that of greedy multi-path block verification (arXiv:2602.16961), whose exact algorithm may
+    differ.
     """
 
     def check(self, source):
@@ -63,12 +67,12 @@ class MultiPath(Judge):
         ours, theirs, context = nodes[path], jnp.asarray(nodes)[best], jnp.asarray(contexts)[best]
         token, other = draft.tokens[:, ours], draft.tokens[rows, theirs]
 
-        def rank(token):                               # by the same rows for both: equal beginnings have equal laws
-            return logp[rows, context, token] - draft.logq[rows, context, token]
+        def ranked(token):                             # by the same rows for both: equal beginnings have equal laws
+            return rank(logp[rows, context, token], draft.logq[rows, context, token])
 
         differ = (token != other) & live[:, ours] & live[rows, theirs]
         first = differ & (jnp.cumsum(differ, 1) == 1)
-        ahead = (rank(token) > rank(other)) | (rank(token) == rank(other)) & (token > other)
+        ahead = (ranked(token) > ranked(other)) | (ranked(token) == ranked(other)) & (token > other)
         return live[:, ours[0]] & ((first & ahead).any(1) | ~live[rows, theirs][:, 0])
 
     @staticmethod
@@ -83,10 +87,7 @@ class MultiPath(Judge):
         low, width = jnp.zeros_like(logp[:, 0, :1]), jnp.ones_like(logp[:, 0, :1])
         laws = []
         for d in range(tokens.shape[1]):
-            q = jnp.exp(logq[:, d])
-            ranked = jnp.argsort(jnp.where(q > 0, logp[:, d] - logq[:, d], jnp.inf), -1, stable=True)
-            upto = jnp.cumsum(jnp.take_along_axis(q, ranked, -1), -1)
-            upto = jnp.zeros_like(q).at[jnp.arange(len(q))[:, None], ranked].set(upto)
+            q, upto = jnp.exp(logq[:, d]), mass_upto(logp[:, d], logq[:, d])
             upper, lower = low + width * upto, low + width * (upto - q)
             gain = _powers(upper, lower, count, paths) / _powers(jnp.ones_like(low), low, count, paths)
             laws.append(jax.nn.log_softmax(logq[:, d] + jnp.log(gain), -1))
@@ -94,6 +95,31 @@ class MultiPath(Judge):
             top, mass = (jnp.take_along_axis(x, chosen, 1) for x in (upper, q))
             low, width = jnp.take_along_axis(lower, chosen, 1) / top, width * mass / top
         return jnp.stack(laws, 1)
+
+
+def rank(logp: Float[Array, "*lead"], logq: Float[Array, "*lead"]) -> Float[Array, "*lead"]:
+    """What tokens are ordered by, and by their ids where it is equal: log p / q for those of q above 1 / `HEAVY`.
+
+    The others are many and drawn seldom. They come before all these or, if p is above q, behind them; for to sort a
+    whole vocabulary takes longer than all the rest.
+    """
+    ratio = logp - logq
+    return jnp.where(logq >= -np.log(HEAVY), jnp.clip(ratio, -1e9, 1e9), jnp.where(ratio >= 0, jnp.inf, -jnp.inf))
+
+
+def mass_upto(logp: Float[Array, "B V"], logq: Float[Array, "B V"]) -> Float[Array, "B V"]:
+    """The mass under q of every token and of all that come before it in the order of `rank`."""
+    size, order, q = logq.shape[-1], rank(logp, logq), jnp.exp(logq)
+    first, last = order == -jnp.inf, order == jnp.inf
+    _, token = lax.top_k(logq, min(HEAVY, size))                  # all of the middle, and more
+    middle = jnp.take_along_axis(~first & ~last, token, 1)
+    key = jnp.where(middle, jnp.take_along_axis(order, token, 1), jnp.inf)
+    mass = jnp.where(middle, jnp.take_along_axis(q, token, 1), 0)
+    _, token, mass = lax.sort((key, jnp.where(middle, token, size), mass), num_keys=2)
+    start, front = jnp.cumsum(mass, -1), jnp.cumsum(jnp.where(first, q, 0), -1)
+    start = start + front[:, -1:]
+    upto = jnp.zeros_like(q).at[jnp.arange(len(q))[:, None], token].set(start, mode="drop")
+    return jnp.where(first, front, jnp.where(last, start[:, -1:] + jnp.cumsum(jnp.where(last, q, 0), -1), upto))
 
 
 def _powers(upper, lower, count: Int[Array, "B"], most: int):

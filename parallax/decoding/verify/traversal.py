@@ -10,7 +10,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from parallax.decoding import tree
-from parallax.decoding.base import Draft, policy
+from parallax.decoding.base import policy
 from parallax.decoding.verify.block import keeping
 from parallax.decoding.verify.judge import (
     Judge,
@@ -26,18 +26,20 @@ from parallax.decoding.verify.judge import (
 
 
 class _State(NamedTuple):
-    """turn: nodes judged so far; node [B]: the accepted one, -1 before; p, q [B, T, V], [B, I, V]: logs of what is left
-    of the laws behind every node; alpha [B, T]: log chance of the path down to a node; ratio [B, T]: log p / q of a
-    node's token, by the laws of its parent; chances [B, T].
+    """turn: nodes judged so far; node [B]: the accepted one, -1 before; alpha [B, T]: log chance of the path down to a
+    node; ratio [B, T]: log p / q of a node's token, by the laws of its parent; chances [B, T]. changed [B, T]: nodes
+    that lost a child; p, q [B, D, V]: logs of what is left of their laws, by depth, as no two of them that are still to
+    be judged are equally deep.
     """
 
     turn: Int[Array, ""]
     node: Int[Array, "B"]
-    p: Float[Array, "B T V"]
-    q: Float[Array, "B I V"]
     alpha: Float[Array, "B T"]
     ratio: Float[Array, "B T"]
     chances: Float[Array, "B T"]
+    changed: Bool[Array, "B T"]
+    p: Float[Array, "B D V"]
+    q: Float[Array, "B D V"]
 
 
 @policy
@@ -57,6 +59,7 @@ class Traversal(Judge):
         rows, parents, live = jnp.arange(len(logp)), parents_of(draft), drawn(draft)
         above = jnp.broadcast_to(jnp.asarray(tree.ancestors(draft.parents, draft.depth)), (*live.shape, size))
         order = post_order(parents, above, live, draft.depth)
+        level = jnp.broadcast_to(jnp.asarray(tree.depths(draft.parents, draft.depth)), live.shape)
         index = jnp.arange(size)
 
         def paths(alpha, ratio, below: Bool[Array, "B T"]):
@@ -65,38 +68,43 @@ class Traversal(Judge):
                 alpha = jnp.where(below, jnp.minimum(jnp.take_along_axis(alpha, parents, 1) + ratio, 0), alpha)
             return alpha
 
-        def remove(state: _State, leaf, falls):
-            node, token = parents[rows, leaf], draft.tokens[rows, leaf]
-            p, q, alpha = row(state.p, node), row(state.q, node), state.alpha[rows, node]
-            rest = log_residual(alpha[:, None] + p, q)
-            kept = self._keep(jnp.exp(jax.nn.logsumexp(rest, -1)), alpha, q, token)
-            p = normalised(rest, p)
-            q = q if draft.replacement else without(q, token)
-            child = falls[:, None] & (parents == node[:, None])
-            anew = jnp.take_along_axis(p, draft.tokens, 1) - jnp.take_along_axis(q, draft.tokens, 1)
-            ratio = jnp.where(child, anew, state.ratio)
-            place = jnp.where(falls, node, size)
-            alpha = state.alpha.at[rows, place].set(kept, mode="drop")
-            below = jnp.take_along_axis(above, jnp.broadcast_to(node[:, None, None], (*live.shape, 1)), 2)[..., 0]
-            alpha = paths(alpha, ratio, falls[:, None] & live & below & (index != node[:, None]))
-            return state._replace(p=state.p.at[rows, place].set(p, mode="drop"), alpha=alpha, ratio=ratio,
-                                  q=state.q.at[rows, place].set(q, mode="drop"))
+        def law(changed, kept, fresh, node):
+            """The law behind a node, as far as its children have fallen."""
+            return jnp.where(changed[rows, node][:, None], row(kept, level[rows, node]), row(fresh, node))
 
         def body(state: _State):
             leaf = order[:, state.turn]
             chance = jnp.where(leaf == 0, 1, jnp.exp(state.alpha[rows, leaf]))
             trying = state.node < 0
             passes = trying & ((uniform[rows, leaf] < chance) | (leaf == 0))
-            chances = state.chances.at[rows, jnp.where(trying, leaf, size)].set(chance, mode="drop")
             falls = trying & ~passes
-            state = lax.cond(falls.any(), lambda: remove(state, leaf, falls), lambda: state)
-            return state._replace(turn=state.turn + 1, node=jnp.where(passes, leaf, state.node), chances=chances)
+            chances = state.chances.at[rows, jnp.where(trying, leaf, size)].set(chance, mode="drop")
+
+            node, token = parents[rows, leaf], draft.tokens[rows, leaf]
+            p, q = law(state.changed, state.p, logp, node), law(state.changed, state.q, draft.logq, node)
+            alpha = state.alpha[rows, node]
+            rest = log_residual(alpha[:, None] + p, q)
+            kept = self._keep(jnp.exp(jax.nn.logsumexp(rest, -1)), alpha, q, token)
+            p, q = normalised(rest, p), q if draft.replacement else without(q, token)
+
+            anew = jnp.take_along_axis(p, draft.tokens, 1) - jnp.take_along_axis(q, draft.tokens, 1)
+            ratio = jnp.where(falls[:, None] & (parents == node[:, None]), anew, state.ratio)
+            place = jnp.where(falls, node, size)
+            alpha = state.alpha.at[rows, place].set(kept, mode="drop")
+            below = jnp.take_along_axis(above, jnp.broadcast_to(node[:, None, None], (*live.shape, 1)), 2)[..., 0]
+            alpha = paths(alpha, ratio, falls[:, None] & live & below & (index != node[:, None]))
+            depth = jnp.where(falls, level[rows, node], size)
+            return _State(state.turn + 1, jnp.where(passes, leaf, state.node), alpha, ratio, chances,
+                          state.changed.at[rows, place].set(True, mode="drop"),
+                          state.p.at[rows, depth].set(p, mode="drop"), state.q.at[rows, depth].set(q, mode="drop"))
 
         ratio = jnp.where(live & (index > 0), log_ratio(draft, logp), 0)
-        start = _State(jnp.int32(0), jnp.full((len(logp),), -1, jnp.int32), logp, draft.logq,
-                       paths(jnp.zeros_like(ratio), ratio, live & (index > 0)), ratio, jnp.zeros_like(uniform))
+        alpha = paths(jnp.zeros_like(ratio), ratio, live & (index > 0))
+        blank = jnp.zeros((len(logp), draft.depth, logp.shape[2]), logp.dtype)
+        start = _State(jnp.int32(0), jnp.full((len(logp),), -1, jnp.int32), alpha, ratio, jnp.zeros_like(uniform),
+                       jnp.zeros_like(live), blank, blank)
         final = lax.while_loop(lambda state: (state.node < 0).any(), body, start)
-        return Judgement(final.node, jnp.exp(row(final.p, final.node)), final.chances)
+        return Judgement(final.node, jnp.exp(law(final.changed, final.p, logp, final.node)), final.chances)
 
     @staticmethod
     def _keep(rest: Float[Array, "B"], alpha: Float[Array, "B"], q: Float[Array, "B V"],
@@ -110,7 +118,7 @@ def post_order(parents: Int[Array, "B T"], above: Bool[Array, "B T T"], live: Bo
     """The live nodes in the order in which a depth-first walk leaves them, the root last; then the others."""
     size = parents.shape[1]
     index = jnp.arange(size)
-    weight = (above & live[..., None]).sum(1)                             # of the live part below every node, itself too
+    weight = (above & live[..., None]).sum(1)                          # live nodes below every node, itself included
     earlier = (parents[:, :, None] == parents[:, None]) & (index[None] < index[:, None]) & (index[None] > 0)
     before = ((earlier & live[:, None]) * weight[:, None]).sum(-1) * (index > 0)
     start = before
