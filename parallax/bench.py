@@ -21,6 +21,7 @@ _SETTINGS = {       # flags that are short for --config.NAME, and their types
     "prompts": (flags.DEFINE_multi_string, "A text or .jsonl file; may be given several times."),
     "count": (flags.DEFINE_integer, "Prompts per file, evenly spread over it."),
     "repeats": (flags.DEFINE_integer, "Times that everything is measured."),
+    "costs": (flags.DEFINE_bool, "Measure the cost model: expected speedup, break-even."),
     "chat": (flags.DEFINE_bool, "Wrap prompts in the model's chat template."),
     "max_new_tokens": (flags.DEFINE_integer, "Tokens per prompt, at most."),
     "ignore_eos": (flags.DEFINE_bool, "Go on at end of text."),

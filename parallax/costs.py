@@ -72,7 +72,7 @@ def measure(model: Model, params: Mapping[str, Any], batch: int = 1, rows: Seque
       context: committed tokens in front of the block.
       repeats: the median of so many is taken, all sizes in alternation.
     """
-    rows = sorted({1, *rows})
+    rows, context = sorted({1, *rows}), _fitting(model, context)
     store = _Store(model, batch, context)
     known = {} if fresh else {int(size): ms for size, ms in store.read("forward").items()}
     missing = [size for size in rows if size not in known]
@@ -90,6 +90,7 @@ def draft_ms(decoder: Decoder, params: Mapping[str, Any], batch: int = 1, contex
     The step, T(1) and T(n) are timed in alternation, behind a prompt of `context` tokens that repeats itself, so that
     drafts from the text exist. It is the difference of two times and as noisy as they are.
     """
+    context = _fitting(decoder.model, context)
     store = _Store(decoder.model, batch, context)
     name = hashlib.sha256(repr((decoder.drafter, decoder.verifier)).encode()).hexdigest()[:16]
     known = {} if fresh else store.read("drafting")
@@ -141,6 +142,11 @@ def block_rows(decoder: Decoder, params: Mapping[str, Any], batch: int = 1) -> i
         return inputs.decoder.drafter.propose(inputs.params.get("draft"), state.own, ctx)[0].tokens
 
     return jax.eval_shape(size, inputs).shape[1]
+
+
+def _fitting(model: Model, context: int) -> int:
+    """A context that leaves room for blocks: positions may be a table, which ends."""
+    return min(context, model.config.max_positions // 2)
 
 
 def _inputs(decoder: Decoder, params, batch: int, context: int) -> loop.Inputs:

@@ -33,8 +33,8 @@ def test_speedup_and_break_even_are_those_of_the_step():
 
 def test_the_explanation_is_one_line_of_numbers():
     assert costs.explain(2.1, 8, 15, 1, KNOWN) == (
-        "2.10 tokens per forward, but a block of 8 rows takes 1.50 plain steps and drafting 0.10: expected 1.31x; below "
-        "0.60 accepted tokens per step it loses")
+        "2.10 tokens per forward, but a block of 8 rows takes 1.50 plain steps and drafting 0.10: expected 1.31x; "
+        "below 0.60 accepted tokens per step it loses")
     assert costs.explain(1, 1, 10, 0, KNOWN).endswith("expected 1.00x; it never loses")
 
 
@@ -81,7 +81,7 @@ def test_drafting_is_what_a_step_takes_besides_the_forward(monkeypatch):
     assert costs.draft_ms(decoder, {"target": params}, context=16) == 4.0
     monkeypatch.setattr(costs, "_step", lambda *_: (None, 2.5))
     assert costs.draft_ms(decoder, {"target": params}, context=16) == 4.0                    # kept
-    assert costs.draft_ms(decoder, {"target": params}, context=16, fresh=True) == 5.5        # every other block is one row
+    assert costs.draft_ms(decoder, {"target": params}, context=16, fresh=True) == 5.5        # half of the steps draft
 
 
 def test_a_step_is_timed_with_its_drafts():

@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 from tqdm import tqdm
 
-from parallax.benchmark import facts, measure, numbers, page, tables
+from parallax.benchmark import expected, facts, measure, numbers, page, tables
 from parallax.benchmark.engine import Engine, engines, logit_gap
 from parallax.benchmark.folder import Folder, units
 from parallax.benchmark.settings import BUILT_IN, Settings, resolve
@@ -46,6 +46,8 @@ def bench(config: Any, given: Mapping[str, Any], flags: Any, baselines: Baseline
     console = Console()
     for table in tables.terminal(results, console.width):
         console.print(table)
+    for name, text in tables.reasons(results).items():
+        console.print(f"{name}: {text}", markup=False, highlight=False, soft_wrap=True)
     console.print(f"{pathlib.Path(flags.output) / 'index.html'}", markup=False, highlight=False, soft_wrap=True)
 
 
@@ -58,6 +60,10 @@ def _run(settings: Settings, folder: Folder, records: list[dict[str, Any]], base
     process = {"process": secrets.token_hex(4), **facts.process(lm)}
     folder.append(process)
     records.append(process)
+    if settings.costs:
+        record = {"process": process["process"], "costs": expected.measured(lm, settings)}
+        folder.append(record)
+        records.append(record)
     done = units(records)
     plan = measure.plan(settings)
     gap = (lambda *where: logit_gap(lm, *where)) if settings.decoding["temperature"] == 0 else None
@@ -93,8 +99,9 @@ def _write(settings: Settings, folder: Folder, records: Sequence[dict[str, Any]]
     """The pages, from the records alone."""
     measured = list(units(records).values())
     used = {record["process"] for record in measured}
-    processes = [record for record in records if "unit" not in record and record["process"] in used]
-    results = numbers.results(measured, settings.labels)
+    processes = [record for record in records if "started" in record and record["process"] in used]
+    costs = next((record["costs"] for record in reversed(records) if "costs" in record), {})
+    results = [expected.added(row, costs) for row in numbers.results(measured, settings.labels)]
     points = numbers.by_prompt(measured, settings.labels)
     title, head = f"{settings.model}: {len(settings.labels)} methods", facts.summary(settings, processes, measured)
     content = {"settings": settings.describe(), "processes": processes, "definitions": numbers.DEFINITIONS,

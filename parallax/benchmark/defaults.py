@@ -21,6 +21,7 @@ def get_config() -> ml_collections.ConfigDict:
     config.prompts = ()                 # prompt files
     config.count = 20                   # prompts per file, evenly spread over it
     config.repeats = 3                  # times that everything is measured
+    config.costs = True                 # measure the cost model too, once per model shape and method
 
     config.chat = False                 # wrap prompts in the model's chat template
     config.system = ""                  # system message of the chat; empty: the template's own

@@ -27,6 +27,9 @@ DEFINITIONS = {
     "10-90 %": "the 10th and the 90th percentile over prompts and repeats.",
     "step cost": "time per step of the method over that of plain decoding. One prompt at a time, speedup is TPF over "
                  "step cost, so this is also the TPF at which the method breaks even.",
+    "expected speedup": "what the cost model says: tokens per forward over the plain steps that a step takes, which "
+                        "are the target's forward over the block's rows and the drafting, both measured apart.",
+    "break-even": "accepted draft tokens per forward from which on a method gains, by the same model.",
     "acceptance": "accepted over proposed draft tokens, those that a limit or end of text then cut included; by depth: "
                   "of the steps that had a token to offer there.",
     "accepted per forward": "draft tokens accepted by one target forward, the target's own token not counted.",
@@ -106,6 +109,9 @@ class Numbers:
     accepted_steps: tuple[int, ...]             # steps that accepted exactly 0, 1, 2, ... draft tokens
     distinct_4grams: float | None
     equal: Equality | None
+    expected_speedup: float | None = None       # by the cost model, with the accepted tokens from which a step gains
+    break_even: float | None = None
+    why: str | None = None                      # in words
 
 
 def results(records: Sequence[Record], labels: Sequence[str]) -> list[Numbers]:

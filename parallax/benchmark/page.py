@@ -32,7 +32,8 @@ def html(title: str, facts: dict[str, str], results: Sequence[Numbers], points: 
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     return environment.from_string(_PAGE).render(
         title=title, facts=facts, groups=tables.groups(results), tables=tables.shown(results), cells=tables.cells,
-        heading=tables.heading, plots=figures(results, points), definitions=DEFINITIONS, reference=REFERENCE)
+        heading=tables.heading, reasons=tables.reasons(results), plots=figures(results, points),
+        definitions=DEFINITIONS, reference=REFERENCE)
 
 
 def figures(results: Sequence[Numbers], points: Sequence[dict[str, Any]]) -> list[Plot]:
@@ -155,6 +156,14 @@ svg * { stroke-linejoin: round; stroke-linecap: butt; }
 {% for title in tables if title != "Speed" %}
 {{ section(title) }}
 {% endfor %}
+{% if reasons %}
+<h2>Why tokens per forward are not speed</h2>
+<dl>
+{% for name, text in reasons.items() %}
+<dt>{{ name }}</dt><dd>{{ text }}</dd>
+{% endfor %}
+</dl>
+{% endif %}
 <h2>What the numbers mean</h2>
 <dl>
 {% for name, text in definitions.items() %}

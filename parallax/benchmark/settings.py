@@ -67,6 +67,7 @@ class Settings:
     seed: int
     decoding: dict[str, Any]
     baselines: tuple[str, ...] = ()
+    costs: bool = False
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -126,7 +127,8 @@ def resolve(config: Any, given: Mapping[str, Any], baselines: Sequence[str] = ()
     prompts = _prompts(chosen["prompts"], chosen["count"])
     decoding = {key: chosen[key] for key in ("max_new_tokens", "ignore_eos", "temperature")} | active(chosen)
     return Settings(chosen["model"], draft, contenders, prompts, chosen["chat"], chosen["system"],
-                    chosen["batch_size"], chosen["repeats"], chosen["seed"], decoding, tuple(baselines))
+                    chosen["batch_size"], chosen["repeats"], chosen["seed"], decoding, tuple(baselines),
+                    chosen["costs"])
 
 
 def _contenders(entries: Sequence[Any], draft: str, *, wanted: bool) -> tuple[Contender, ...]:

@@ -57,6 +57,8 @@ STEPS: dict[str, Column] = {
     "accepted per forward": lambda n: _number(n.accepted_per_forward, ".2f"),
     "acceptance by depth": lambda n: _levels([at for at in n.acceptance_at if at is not None]),
     "step cost": lambda n: _number(n.step_cost, ".2f"),
+    "expected speedup": lambda n: "-" if n.expected_speedup is None else f"{n.expected_speedup:.2f}x",
+    "break-even": lambda n: _number(n.break_even, ".2f"),
 }
 TIME: dict[str, Column] = {
     **_METHOD,
@@ -112,6 +114,11 @@ def fitting(results: Sequence[Numbers], width: int) -> dict[str, Column]:
     return columns
 
 
+def reasons(results: Sequence[Numbers]) -> dict[str, str]:
+    """Per method, over all prompts: why tokens per forward are not speed, where costs were measured."""
+    return {row.method: row.why for row in list(groups(results).values())[-1] if row.why}
+
+
 def terminal(results: Sequence[Numbers], width: int) -> list[Any]:
     """A rich table of the speeds per prompt file."""
     from rich.markup import escape
@@ -136,6 +143,8 @@ def markdown(title: str, facts: dict[str, str], results: Sequence[Numbers]) -> s
         for title, columns in shown(results).items():
             lines += ["", f"### {title}", "", _row(columns), "|" + "---|" * 2 + "---:|" * (len(columns) - 2)]
             lines += [_row(row) for row in cells(rows, columns)]
+    why = [f"- **{name}**: {text}" for name, text in reasons(results).items()]
+    lines += ["", "## Why tokens per forward are not speed", "", *why] if why else []
     lines += ["", "## What the numbers mean", "", *(f"- **{name}**: {text}" for name, text in DEFINITIONS.items())]
     return "\n".join(lines) + "\n"
 

@@ -206,6 +206,7 @@ def accepted_columns(grown: Grown, policy: TreePolicy, tokens: Int[Array, "B K"]
     depth, width = policy.depth, policy.width
     level = jnp.pad(1 + jnp.arange(grown.rows.shape[1]) // width, (1, 0))                          # of root and rows
     mine, there = (jnp.take_along_axis(x, grown.rows, 1) for x in (grown.tokens, grown.valid))
+    there = there & (level[1:] < grown.levels[:, None])               # a controller may stop in front of a chosen row
     parents = jnp.where(there, policy.row_of(grown.rows), 0).astype(jnp.int32)
     mine, parents, there = (jnp.pad(x, ((0, 0), (1, 0))) for x in (mine, parents, there))
     rows = Draft(mine, parents, there, depth=depth - 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import os
 import pathlib
 import platform
@@ -25,6 +26,8 @@ from parallax.proof import law, rules, structure, table, ties, tokens
 from parallax.proof.real import Real
 from parallax.proof.record import TARGET, Record, Task
 from parallax.proof.subjects import Subject, everything, target, trace
+
+_KEPT = 64              # checks after which compiled programs are dropped: a process may map only so many
 
 
 def prove(subjects: Sequence[Subject] | None = None, *, rule_texts: Sequence[str] = (), controls: bool = False,
@@ -63,9 +66,12 @@ def prove(subjects: Sequence[Subject] | None = None, *, rule_texts: Sequence[str
     if model is not None:
         tasks += real_tasks(subjects, model, draft, quick, explicit)
     records, bar = [], tqdm(tasks, unit="check", disable=not sys.stderr.isatty(), leave=False)
-    for task in bar:
+    for number, task in enumerate(bar):
         bar.set_postfix_str(task.label, refresh=True)
         records.append(task.run())
+        if number % _KEPT == _KEPT - 1:
+            jax.clear_caches()
+            gc.collect()
     console = Console()
     if not console.is_terminal:
         console = Console(width=160)

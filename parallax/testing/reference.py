@@ -23,7 +23,8 @@ def reference_decode(model: Model, params, prompt: Sequence[int], limit: int, *,
       model, params: the target.
       prompt: token ids.
       limit: longest length, prompt included.
-      sampler: greedy, or seeded sampling with noise keyed by (seed, row_id, position).
+      sampler: greedy, or seeded sampling with noise keyed by (seed, row_id, position); with the settings of this one
+        sequence (`sampling.of_rows` of those of a batch).
     """
     tokens = list(prompt)
     forward = _forward(model, limit)

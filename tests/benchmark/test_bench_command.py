@@ -35,7 +35,7 @@ def bench(tiny_folder, prompts, tmp_path, capsys, monkeypatch):
     def run(*arguments, model=tiny_folder, module="parallax.bench", output=tmp_path / "bench"):
         known = set(flags.FLAGS)
         monkeypatch.setattr(sys, "argv", ["bench", f"--model={model}", f"--prompts={prompts}", f"--output={output}",
-                                          "--max_new_tokens=8", *map(str, arguments)])
+                                          "--max_new_tokens=8", "--costs=false", *map(str, arguments)])
         capsys.readouterr()
         with contextlib.ExitStack() as stack:
             for name in ("parallax.bench", module, "config_config"):
@@ -161,3 +161,19 @@ def test_further_engines_take_part(bench, tmp_path, monkeypatch):
     other = json.loads((tmp_path / "bench" / "results.json").read_text())["results"][1]
     assert other["method"] == "llama.cpp 1.0" and other["guarantee"] is None and other["equal"]["same"] == 0
     assert other["equal"]["gap"] > 0 and os.path.exists(tmp_path / "bench" / "index.html")
+
+
+def test_the_cost_model_is_measured_once_and_told(bench, tmp_path, monkeypatch):
+    from parallax import costs
+    calls = []
+    monkeypatch.setattr(costs, "measure", lambda model, params, batch, rows: calls.append(rows) or costs.Costs(
+        (1, *rows), (10.0, 15.0), batch))
+    monkeypatch.setattr(costs, "draft_ms", lambda decoder, params, batch: 1.0)
+    arguments = ("--methods=prompt_lookup", "--count=1", "--repeats=1", "--costs")
+    result = bench(*arguments)
+    assert result.code == 0 and calls == [(8,)]
+    assert "prompt_lookup: " in result.out and "tokens per forward, but a block of" in result.out
+    row = json.loads((tmp_path / "bench" / "results.json").read_text())["results"][1]
+    assert row["expected_speedup"] > 0 and row["break_even"] >= 0
+    assert all(row["why"] in (tmp_path / "bench" / name).read_text() for name in ("results.md", "index.html"))
+    assert bench(*arguments).code == 0 and len(calls) == 1

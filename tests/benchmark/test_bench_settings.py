@@ -33,7 +33,8 @@ def test_without_anything_all_methods_run_on_the_built_in_prompt(capsys):
     found = settings()
     assert [c.name for c in found.contenders] == [name for name in METHODS if not METHODS[name].needs_draft]
     assert found.prompts == (Prompts("built-in", "built-in", (prompts.EDITING,), (0,)),)
-    assert capsys.readouterr().err == "draft_model is left out: it needs a draft model, give one with --draft\n"
+    assert capsys.readouterr().err == "".join(f"{name} is left out: it needs a draft model, give one with --draft\n"
+                                              for name in METHODS if METHODS[name].needs_draft)
 
 
 def test_flags_win_over_the_config_and_that_over_the_defaults():
@@ -92,13 +93,21 @@ def test_the_description_says_what_is_measured(tmp_path):
     assert all(other != base for other in others)
 
 
+def test_settings_of_the_sampler_are_passed_on_where_they_change_something():
+    common = {"max_new_tokens", "ignore_eos", "temperature"}
+    assert set(settings(prompts=["ten.jsonl"]).decoding) == common
+    changes = dict(temperature=0.7, top_k=5, typical_p=0.9, repetition_penalty=1.1, logit_bias='{"5": 1}')
+    ours = settings(prompts=["ten.jsonl"], top_p=1.0, min_p=0.0, **changes)
+    assert ours.decoding == {**{name: ours.decoding[name] for name in common}, **changes}
+
+
 @pytest.mark.parametrize("given, message", [
     (dict(methods=["prompt_lokup"]), "unknown method 'prompt_lokup': expected one of .*; did you mean 'prompt_lookup'"),
     (dict(methods=["prompt_lookup:lenght=3"]), "method 'prompt_lookup' has no option 'lenght'"),
     (dict(methods=["prompt_lookup:draft_length=0"]), "draft_length"),
     (dict(methods=["prompt_lookup:draft_length"]), "'prompt_lookup:draft_length' is no method with options"),
     (dict(methods=["prompt_lookup", "prompt_lookup"]), "the method 'prompt_lookup' is there twice"),
-    (dict(methods=["prompt_lookup:verifier=rejection"]), "rejection sampling needs drafts with a known law"),
+    (dict(methods=["prompt_lookup:verifier=rejection"]), "verifier 'rejection' needs drafts with a known law"),
     (dict(methods=["prompt_lookup:verifier=reject"]), "unknown verifier 'reject'.*did you mean 'rejection'"),
     (dict(methods=["draft_model"]), "method 'draft_model' needs a draft model"),
     (dict(methods=["prompt_lookup"], draft="small"), "none of the methods uses the draft model 'small'"),
@@ -111,6 +120,8 @@ def test_the_description_says_what_is_measured(tmp_path):
     (dict(batch_size=0), "batch_size must be at least 1, got 0"),
     (dict(max_new_tokens=0), "max_new_tokens must be at least 1, got 0"),
     (dict(temperature=-1.0), "temperature"),
+    (dict(typical_p=0.5), "change nothing at temperature 0"),
+    (dict(logit_bias="5"), "logit_bias must be {token id: number}"),
     (dict(seed=-1), "seed must be from 0 to"),
 ])
 def test_bad_flags_are_refused_in_one_line(given, message):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from parallax.benchmark import numbers
+from parallax.benchmark import expected, numbers, tables
 
 
 @pytest.fixture
@@ -121,3 +121,15 @@ def test_by_prompt_takes_the_median_over_repeats(record, run):
     assert numbers.by_prompt(rows, ["m"]) == [
         {"prompts": "code", "index": [0], "method": "m", "tokens_per_forward": 2.0, "speedup": 2.0},
         {"prompts": "code", "index": [1], "method": "m", "tokens_per_forward": 2.0, "speedup": 10.0}]
+
+
+def test_the_cost_model_is_told_beside_what_was_counted(run, record):
+    records = [record(run([1] * 8, decode=0.08), lookup=run([1] * 8, decode=0.06, forwards=[4], rows=32, accepted=4,
+                                                            proposed=28))]
+    plain, lookup = (expected.added(row, {"lookup": {"block": 8, "plain": 10.0, "target": 15.0, "drafting": 1.0}})
+                     for row in numbers.results(records, ["autoregressive", "lookup"]))
+    assert plain.why is None and plain.expected_speedup is None
+    assert lookup.expected_speedup == pytest.approx(2 * 10 / 16) and lookup.break_even == pytest.approx(0.6)
+    assert "a block of 8 rows takes 1.50 plain steps and drafting 0.10: expected 1.25x" in lookup.why
+    assert tables.reasons([plain, lookup]) == {"lookup": lookup.why}
+    assert lookup.why in tables.markdown("t", {}, [plain, lookup]) and "1.25x" in tables.markdown("t", {}, [lookup])

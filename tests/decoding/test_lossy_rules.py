@@ -13,6 +13,7 @@ from parallax.decoding.base import Context
 from parallax.decoding.sampling import row_keys
 from parallax.decoding.verify import VERIFIERS, Dropout, EntropyAware, MinBlock, Relaxed, Typical
 from parallax.testing import Case, MarkovModel, OracleDrafter, invariants
+from parallax.testing.enumerate import enumerate_law, levels, random_tables
 
 LOSSY = ["typical", "top_k", "distance", "min_block", "relaxed", "entropy_aware", "dropout"]
 SIZE, SEQUENCES = 6, 40
@@ -248,6 +249,15 @@ def test_entropy_aware_rejection_drops_tokens_where_both_are_unsure_of_the_same_
             np.testing.assert_array_equal(ours.weights[b], plain.weights[b])
         assert ours.node[b] == expected
     assert 0 < more < SEQUENCES
+
+
+@pytest.mark.parametrize("text, exact", [
+    ("entropy_aware(p_entropy=9.0)", True),
+    ("entropy_aware(p_entropy=0.6, q_entropy=0.6, overlap=0.5, best=2)", False), ("relaxed(beta=2, tau=1.0)", False)])
+def test_what_they_cost_is_measured_by_enumeration(text, exact):
+    rule = spec.build(text, VERIFIERS, "verifier", sampler=Sample())
+    cost = enumerate_law(rule, levels(1, 1), random_tables(count=4)).tv.max()
+    assert cost < 1e-9 if exact else cost > 0.05
 
 
 @pytest.mark.parametrize("name", ["typical", "top_k", "distance", "relaxed"])

@@ -23,8 +23,8 @@ def test_a_text_that_repeats_itself_is_written_in_few_steps(name, options, steps
     for row, text in zip(prompt, PROMPTS):
         row[:len(text)] = text
     lengths = np.asarray([len(text) for text in PROMPTS])
-    result = loop.decode(make_decoder(name, model, **options), {"target": target}, prompt, lengths, None, 0, lengths + NEW,
-                         capacity=6 + NEW)
+    decoder = make_decoder(name, model, **options)
+    result = loop.decode(decoder, {"target": target}, prompt, lengths, None, 0, lengths + NEW, capacity=6 + NEW)
     for row, text in zip(np.asarray(result.tokens), PROMPTS):
         start = CYCLE.index(text[0])
         assert row[:len(text) + NEW].tolist() == [CYCLE[(start + i) % 5] for i in range(len(text) + NEW)]

@@ -131,8 +131,7 @@ def test_with_a_corpus_the_tokens_stay_those_of_plain_decoding_and_come_in_few_s
     texts = case.reference(make_decoder("autoregressive", case.model).verifier.sampler)
     corpus = np.asarray([token for text in texts for token in (*text, SEPARATOR)], np.int32)
     decoder = make_decoder("suffix_match", case.model, corpus=corpus)
-    for name in ("equals_plain_decoding", "batch_independence"):
-        CHECKS[name](decoder, case)
+    CHECKS["equals_plain_decoding"](decoder, case)
     info = loop.run(case.inputs(decoder), case.capacity).info
     assert (np.asarray(info.accepted) >= 18).all() and (np.asarray(info.target_forwards) <= 6).all()
     other = make_decoder("suffix_match", case.model, corpus=np.roll(corpus, 5))

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int
 
@@ -23,10 +24,19 @@ from parallax.models.transformer import Model
 
 
 class Inner(NamedTuple):
-    """What the inner decoder keeps between two drafts: its cache, and its drafter's own state. Its text is ours."""
+    """What the inner decoder keeps between two drafts: its cache, and its drafter's own state. Its text is ours.
+
+    drafted [B, D + 1], at [B]: the tokens of the last draft, and the place of the first of them, if that draft was not
+    compared with the text yet.
+    """
 
     cache: Cache
     own: Any
+    drafted: Int[Array, "B DP"]
+    at: Int[Array, "B"]
+
+
+_NONE = np.iinfo(np.int32).max // 2
 
 
 @policy
@@ -89,11 +99,12 @@ class Staged(Drafter):
         cache = self.model.new_cache(prompt.shape[0], room)
         params = _nested(params)
         inside = self._context(params, ctx, jnp.zeros_like(ctx.length), cache)
-        return Inner(cache, self.inner.init(params.get("draft"), inside, prompt, prompt_length))
+        return Inner(cache, self.inner.init(params.get("draft"), inside, prompt, prompt_length),
+                     jnp.zeros((prompt.shape[0], self.draft_length + 1), jnp.int32), jnp.full_like(ctx.length, _NONE))
 
     def propose(self, params, own, ctx):
         params, size = _nested(params), self.draft_length
-        own, lost = self._catch_up(params, own, ctx)
+        own, forwards, rows = self._read(params, own, ctx, ctx.length - 1, size + 2)
         limit = ctx.length + size
         certain = self.model.config.positions != "learned"
         if not certain:                                      # the token behind the last position is the last to draw
@@ -115,51 +126,59 @@ class Staged(Drafter):
             return state, forwards + info.target_forwards, rows + info.target_forwards + info.proposed
 
         state, forwards, rows = lax.while_loop(lambda carry: ~carry[0].done.all(), body,
-                                               (state, lost, 2 * lost))
+                                               (state, forwards, rows))
         inner, logq = (state.own[0], state.own[1]) if self.kind == "sampled" else (state.own, None)
         places = ctx.length[:, None] - 1 + jnp.arange(size + 1)
         draft = Draft(jnp.take_along_axis(state.tokens, places, 1), tree.Shape.chain(size).parents,
                       places < state.length[:, None], depth=size, kind=self.kind, logq=logq, certain=certain,
                       forwards=forwards, rows=rows)
-        return draft, Inner(state.cache, inner)
+        return draft, Inner(state.cache, inner, draft.tokens, ctx.length - 1)
 
     def observe(self, params, own, advance, step, ctx):
         if step is not None:
             return self.rewind(params, own, ctx)
-        return self._learn(_nested(params), own, ctx, advance.start, advance.tokens.shape[1], advance.count)
+        until = jnp.where(advance.count > 0, advance.start + advance.count, own.cache.length)
+        return self._read(_nested(params), own, ctx, until, advance.tokens.shape[1])[0]
 
     def rewind(self, params, own, ctx):
-        params = _nested(params)
-        cache = truncate(own.cache, ctx.length - 1)
-        inside = self._context(params, ctx, ctx.length, cache)
-        return Inner(cache, self.inner.rewind(params.get("draft"), own.own, inside))
-
-    def _catch_up(self, params, own, ctx):
-        """(all in front of the pending token is committed, where it was not [B]).
+        """Keeps what the text, which may have taken another way than the draft, has in common with it.
 
         The last token of a draft never went through the draft model, and is missing after a draft that was accepted as
-        a whole. The inner drafter may lack one more, by the same rule, so both go back two tokens and read them again.
+        a whole. The inner drafter may lack one more, by the same rule: both go back to where neither lacks any.
         """
-        lost = own.cache.length < ctx.length - 1
-        start = jnp.where(lost, ctx.length - 3, ctx.length - 1)
+        params = _nested(params)
+        places = own.at[:, None] + jnp.arange(self.draft_length + 1)
+        text = jnp.take_along_axis(ctx.tokens, jnp.clip(places, 0, ctx.tokens.shape[1] - 1), 1)
+        same = (text == own.drafted) & (places < ctx.length[:, None])
+        common = jnp.where(own.at == _NONE, _NONE, own.at + lax.cumprod(same.astype(jnp.int32), axis=1).sum(1))
+        length = jnp.minimum(jnp.minimum(own.cache.length, common), ctx.length - 1)
+        length = jnp.where(length < ctx.length - 1, jnp.maximum(length - 1, 0), length)
+        cache = truncate(own.cache, length)
+        inside = self._context(params, ctx, length + 1, cache)
+        return Inner(cache, self.inner.rewind(params.get("draft"), own.own, inside), own.drafted,
+                     jnp.full_like(own.at, _NONE))
 
-        def run(own):
-            own = self.rewind(params, own, ctx._replace(length=start + 1))
-            return self._learn(params, own, ctx, start, 2, 2 * lost)
+    def _read(self, params, own, ctx, until, size: int):
+        """(own with the text in front of `until` committed, forwards [B] and rows [B] that it took); `size` at a time.
+        """
+        rows = jnp.broadcast_to(jnp.arange(size), (until.shape[0], size))
 
-        return lax.cond(lost.any(), run, lambda own: own, own), lost.astype(jnp.int32)
+        def body(carry):
+            own, forwards, read = carry
+            start = own.cache.length
+            count = jnp.clip(until - start, 0, size)
+            places = start[:, None] + jnp.arange(size + 1)
+            tokens = jnp.take_along_axis(ctx.tokens, jnp.clip(places, 0, ctx.tokens.shape[1] - 1), 1)
+            block = Block(tokens[:, :-1], places[:, :-1], jnp.tril(jnp.ones((size, size), bool)))
+            out = self.model.forward(params["target"], block, own.cache)
+            cache = commit(own.cache, out.kv, rows, count)
+            advance = Advance(tokens[:, 1:], count, start, out.hidden, out.taps)
+            inside = self._context(params, ctx, cache.length + 1, cache)
+            own = own._replace(cache=cache, own=self.inner.observe(params.get("draft"), own.own, advance, None, inside))
+            return own, forwards + (count > 0), read + count
 
-    def _learn(self, params, own, ctx, start, size: int, count):
-        """Runs tokens start, start + 1, ... of the text through the draft model, and commits `count` of them."""
-        rows = jnp.broadcast_to(jnp.arange(size), (start.shape[0], size))
-        places = start[:, None] + jnp.arange(size + 1)
-        tokens = jnp.take_along_axis(ctx.tokens, jnp.clip(places, 0, ctx.tokens.shape[1] - 1), 1)
-        block = Block(tokens[:, :-1], places[:, :-1], jnp.tril(jnp.ones((size, size), bool)))
-        out = self.model.forward(params["target"], block, own.cache)
-        cache = commit(own.cache, out.kv, rows, count)
-        advance = Advance(tokens[:, 1:], count, start, out.hidden, out.taps)
-        inside = self._context(params, ctx, cache.length + 1, cache)
-        return Inner(cache, self.inner.observe(params.get("draft"), own.own, advance, None, inside))
+        zero = jnp.zeros_like(until)
+        return lax.while_loop(lambda carry: (carry[0].cache.length < until).any(), body, (own, zero, zero))
 
     def _context(self, params, ctx, length, cache) -> Context:
         return Context(self.model, params["target"], ctx.tokens, length, cache, ctx.key)

@@ -1,0 +1,115 @@
+"""The growth loop where a draft is not used as it was made: mixed with others, or forgotten."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from parallax.decoding import DraftModel, Follow, PromptLookup, Sample, Speculative, loop, make_decoder
+from parallax.decoding.base import Context, Drafter, policy
+from parallax.models import Model
+from parallax.testing import CHECKS, Case, check_cache, tiny_config, tiny_model
+
+DRAFT = dict(vocab_size=7, hidden_size=16, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=8, scan_layers=True)
+
+
+@pytest.fixture(scope="module")
+def case():
+    case = Case.tiny(vocab_size=7)
+    _, draft = tiny_model(seed=1, **DRAFT)
+    return dataclasses.replace(case, params={**case.params, "draft": draft}, new_tokens=12)
+
+
+@policy
+class Instead(Drafter):
+    """Lets `drafter` draft, and then offers the draft of another, which the drafter does not know."""
+
+    drafter: DraftModel
+    other: PromptLookup
+
+    @property
+    def depth(self):
+        return max(self.drafter.depth, self.other.depth)
+
+    def init(self, params, ctx, prompt, prompt_length):
+        return self.drafter.init(params, ctx, prompt, prompt_length)
+
+    def propose(self, params, own, ctx):
+        _, own = self.drafter.propose(params, own, ctx)
+        return self.other.propose(None, (), ctx)[0], own
+
+    def observe(self, params, own, advance, step, ctx):
+        return self.drafter.observe(params, own, advance, step, ctx)
+
+
+@pytest.mark.parametrize("text", ["chain(1)", "chain(3)", "levels(2, 2)", "beam(2, 3, 4)"])
+def test_the_cache_is_right_whoever_drafted_what_was_accepted(text, case):
+    drafter = DraftModel(model=Model(tiny_config(**DRAFT)), tree=text)
+    ours = Speculative(model=case.model, drafter=Instead(drafter=drafter, other=PromptLookup(min_ngram=1)),
+                       verifier=Follow())
+    inputs = case.inputs(ours)
+    state, most = loop.prefill(inputs, case.capacity), 0
+    while not np.asarray(state.done).all():
+        state, info = loop.advance(inputs.decoder, inputs.params, state, jnp.int32(1))
+        most = max(most, int(info.emitted.max()))
+        check_cache(drafter.model, case.params["draft"], state.tokens, state.own.cache)
+        assert (np.asarray(state.length - state.own.cache.length) <= 2).all()
+    assert most > 2                                                        # more than a draft begins with
+    CHECKS["equals_plain_decoding"](ours, case)
+
+
+def test_what_was_forgotten_is_cut_and_what_is_missing_is_read(case):
+    ours = make_decoder("draft_model", case.model, draft=Model(tiny_config(**DRAFT)), draft_length=3)
+    inputs = case.inputs(ours)
+    state = loop.prefill(inputs, case.capacity)
+    state, _ = loop.advance(inputs.decoder, inputs.params, state, jnp.int32(3))
+    rewind = jax.jit(lambda decoder, params, state, length: decoder.drafter.rewind(
+        params["draft"], state.own, Context(decoder.model, params["target"], state.tokens, length, state.cache,
+                                            state.key)))
+    shorter = rewind(inputs.decoder, inputs.params, state, state.length - 2)
+    assert (np.asarray(shorter.cache.length) == np.asarray(state.length) - 3).all()
+    check_cache(ours.drafter.model, case.params["draft"], state.tokens, shorter.cache)
+    longer = rewind(inputs.decoder, inputs.params, state._replace(own=shorter), state.length)
+    assert (np.asarray(state.length - longer.cache.length) <= 2).all()
+    check_cache(ours.drafter.model, case.params["draft"], state.tokens, longer.cache)
+
+
+@pytest.mark.parametrize("tree, sampler, controller, certain", [
+    ("chain(2)", None, "constant", True), ("levels(2, 1)", None, "constant", True),
+    ("levels(2, 1)", Sample(top_k=2), "constant", False), ("chain(2)", Sample(top_k=2), "constant", True),
+    ("chain(2)", None, "heuristic", False), ("confident(2)", None, "constant", False),
+])
+def test_a_draft_is_certain_if_no_node_can_be_missing(tree, sampler, controller, certain, case):
+    settings = {} if sampler is None else dict(sampler=sampler)
+    ours = make_decoder("draft_model", case.model, draft=Model(tiny_config(**DRAFT)), tree=tree, controller=controller,
+                        **settings)
+    inputs = case.inputs(ours)
+
+    def propose(params, prompt):
+        state = ours.init(params, prompt, inputs.prompt_length, jax.random.split(jax.random.key(0), 3), inputs.limit,
+                          case.capacity)
+        ctx = Context(ours.model, params["target"], state.tokens, state.length, state.cache, state.key)
+        return ours.drafter.propose(params["draft"], state.own, ctx)[0]
+
+    assert jax.eval_shape(propose, inputs.params, inputs.prompt).certain == certain
+
+
+def test_penalties_count_the_drafted_tokens(case):
+    """A strong penalty on what was said, drafts included, keeps tokens of one path apart."""
+    strong = dataclasses.replace(Sample(), presence_penalty=1e4)
+    for tree in ("chain(4)", "levels(2, 1, 1)"):
+        ours = make_decoder("draft_model", case.model, sampler=strong, draft=Model(tiny_config(**DRAFT)), tree=tree)
+        short = dataclasses.replace(case, prompts=((1, 2), (3,), (2,)))
+        inputs = short.inputs(ours)
+        state = loop.prefill(inputs, short.capacity)
+        draft = jax.jit(lambda decoder, params, state: decoder.drafter.propose(params["draft"], state.own, Context(
+            decoder.model, params["target"], state.tokens, state.length, state.cache, state.key))[0])(
+                inputs.decoder, inputs.params, state)
+        for b, prompt in enumerate(short.prompts):
+            for node in range(1, draft.tokens.shape[1]):
+                path = []
+                while node:
+                    path, node = [*path, int(draft.tokens[b, node])], draft.parents[node]
+                assert len(set(path) | set(prompt)) == len(path) + len(prompt)
