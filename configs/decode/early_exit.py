@@ -1,11 +1,13 @@
 """Early exit: the target's own first layers write ahead, all of them check. Needs no other model.
 
     python -m parallax.decode --config early_exit --prompt "def read(path):" --compare
-    python -m parallax.decode --config early_exit --config.options.exit_layer=8 --model BIG --prompt "Why is the sky blue?"
+    python -m parallax.decode --config early_exit --config.options.exit_layer=8 --model BIG --prompt "Why?"
 
 The text is that of plain decoding. `exit_layer` counts the layers (0: a third of them), `decay` below 1 takes fewer for
-every further token. It pays with a target that was trained to exit early, as those of LayerSkip were: `tiny-python`, the
-default here, was not. Variants: `:decayed` with decaying depth, `:smoke` decodes 16 tokens.
+every further token. It pays with a large target that was trained to exit early, as those of LayerSkip were.
+
+The shipped target (the default), which was not, 256 tokens behind the prompt above: 2.03 tokens per forward, and half
+the speed of plain decoding. Variants: `:decayed` with decaying depth, `:smoke` decodes 16 tokens.
 """
 
 from parallax.decoding import defaults

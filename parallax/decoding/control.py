@@ -2,8 +2,9 @@
 
 A controller decides before a draft (`longest`) and after each of its levels (`goes_on`), for every sequence by itself,
 so results do not depend on the batch. It may read what was drafted and it may stop, but the level at which it stops
-stays in the draft: a rule that threw the token away that it does not like would change the law of the text. The levels
-that were not grown are invalid nodes; growth ends with the last sequence that goes on.
+stays in the draft: a rule that threw the token away that it does not like would change the law of the text. In a
+sampled tree every path ends by its own tokens: rules that choose among paths want them independent. The levels that
+were not grown are invalid nodes; growth ends with the last path that goes on.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from parallax.decoding.base import policy, static
+from parallax.decoding.base import Kind, policy, static
 
 
 class Level(NamedTuple):
@@ -30,9 +31,10 @@ class Level(NamedTuple):
 class Controller:
     """A subclass changes what it needs; as it is, every draft has all levels.
 
-    scored: reads probabilities. certain: never stops.
+    scored: reads probabilities. certain: never stops. kinds: of drafts whose guarantee it leaves as it is.
     """
 
+    kinds: ClassVar[tuple[Kind, ...]] = ("deterministic", "coupled", "sampled")
     scored: ClassVar[bool] = False
     certain: ClassVar[bool] = False
 
@@ -44,8 +46,8 @@ class Controller:
         """Levels of the next draft at most, 1 to `depth`."""
         return jnp.full((batch,), depth, jnp.int32)
 
-    def goes_on(self, level: Level) -> Bool[Array, "B"] | None:
-        """Whether there is a level behind this one; None for always."""
+    def goes_on(self, level: Level) -> Bool[Array, "B W"] | None:
+        """Which tokens of this level are written on; None for all."""
         return None
 
     def update(self, own: Any, drafted: Int[Array, "B"], accepted: Int[Array, "B"], depth: int) -> Any:
@@ -88,7 +90,7 @@ class Heuristic(Controller):
 class Confidence(Controller):
     """Ends behind the first token that the draft itself finds unlikely: `assistant_confidence_threshold` elsewhere.
 
-    The unlikely token stays in the draft. A tree goes on as long as one of its paths has a likely token.
+    The unlikely token stays in the draft. In a tree every path ends on its own.
 
     Attributes:
       threshold: least probability, under the draft's law, of a token that is written on.
@@ -102,12 +104,13 @@ class Confidence(Controller):
         _probability(self.threshold, "threshold")
 
     def goes_on(self, level):
-        return level.logp.max(-1) >= jnp.log(self.threshold)
+        return level.logp >= jnp.log(self.threshold)
 
 
 @policy
 class DynamicDepth(Controller):
-    """Ends where the paths of a level are together unlikely: dynamic depth of a beam.
+    """Ends where the paths of a level are together unlikely: dynamic depth of a beam. Not for sampled drafts, where a
+    path must not end because of the tokens of another one.
 
     Source: DDD (Brown et al., arXiv:2409.00142), which compares at a few depths only; here every level is free to.
 
@@ -117,13 +120,14 @@ class DynamicDepth(Controller):
 
     threshold: float = 0.3
 
+    kinds: ClassVar[tuple[Kind, ...]] = ("deterministic", "coupled")
     scored: ClassVar[bool] = True
 
     def __post_init__(self):
         _probability(self.threshold, "threshold")
 
     def goes_on(self, level):
-        return jax.nn.logsumexp(level.total, -1) >= jnp.log(self.threshold)
+        return jax.nn.logsumexp(level.total, -1, keepdims=True) >= jnp.log(self.threshold)
 
 
 @policy

@@ -125,13 +125,14 @@ def grow(source: Source, policy: TreePolicy, controller: Controller, control: An
             return jnp.where(there, jnp.take_along_axis(values, index, 1), -jnp.inf)
 
         goes_on = controller.goes_on(Level(chosen(logp), chosen(total)))
-        go = level + 1 < longest if goes_on is None else goes_on & (level + 1 < longest)
+        go = (level + 1 < longest)[:, None]
+        go = go if goes_on is None else goes_on & go
         if source.end is not None:
-            go = go & (ctx.length + level < source.end)
+            go = go & (ctx.length + level < source.end)[:, None]
         row = (index // children)[..., None]
         tokens = jnp.take_along_axis(tokens, index, 1)
         path = jnp.where(jnp.arange(depth) == level, tokens[..., None], jnp.take_along_axis(front.path, row, 1))
-        return _Front(tokens, there & go[:, None], jnp.take_along_axis(front.seen, row, 1), path, chosen(total),
+        return _Front(tokens, there & go, jnp.take_along_axis(front.seen, row, 1), path, chosen(total),
                       chosen(score)), store
 
     out = source.forward(Block(source.tokens, source.positions, jnp.tril(jnp.ones((roots, roots), bool))), None, 0)
@@ -188,9 +189,13 @@ def _assemble(source, policy, controller, store: _Store, pending, *, sampler, ki
     # Warpers may leave fewer tokens than a row has children.
     certain = (controller.certain and policy.certain and source.end is None
                and (isinstance(sampler, Greedy) or policy.first == policy.rest == 1))
+    scores = None
+    if policy.scored and kind == "deterministic":
+        scores = jnp.take_along_axis(store.score, jnp.broadcast_to(jnp.asarray(nodes), tokens.shape), 1)
+        scores = jnp.pad(scores, ((0, 0), (1, 0)))
     draft = Draft(jnp.concatenate([pending, tokens], 1), parents, valid, depth=policy.depth, kind=kind, logq=logq,
-                  replacement=policy.replacement and kind == "sampled", certain=certain, forwards=store.levels,
-                  rows=roots + policy.width * (store.levels - 1))
+                  replacement=policy.replacement and kind == "sampled", certain=certain, scores=scores,
+                  forwards=store.levels, rows=roots + policy.width * (store.levels - 1))
     rows = store.rows[:, :(policy.depth - 1) * policy.width]
     return Grown(draft, store.levels, store.kv, source.count, rows, store.tokens, store.valid)
 

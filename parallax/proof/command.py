@@ -27,7 +27,7 @@ from parallax.proof.real import Real
 from parallax.proof.record import TARGET, Record, Task
 from parallax.proof.subjects import Subject, everything, target, trace
 
-_KEPT = 64              # checks after which compiled programs are dropped: a process may map only so many
+_KEPT = 48              # checks after which compiled programs are dropped: a process may map only so many
 
 
 def prove(subjects: Sequence[Subject] | None = None, *, rule_texts: Sequence[str] = (), controls: bool = False,

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 import pathlib
 import runpy
 from collections.abc import Mapping
 from typing import Any
 
 from parallax.decoding import METHODS, VERIFIERS, Sample, defaults, method, spec
-from parallax.decoding.sampling import SAMPLING, make_sampler, sequences
-from parallax.decoding.warpers import Penalties
+from parallax.decoding.sampling import active, make_sampler, sequences
 from parallax.models.config import nearest
 from parallax.proof.subjects import TEMPERATURE, Subject, fits
 from parallax.settings import complete
 
 _CONFIGS = pathlib.Path("configs/decode")
-_AT_ZERO = tuple(field.name for field in dataclasses.fields(Penalties))
 
 
 def resolve(flags: Any) -> dict[str, Any]:
@@ -55,10 +52,9 @@ def resolve(flags: Any) -> dict[str, Any]:
 def from_config(name: str, temperature: float | None = None) -> Subject:
     """The method, options, verifier and sampling of a decode config: FILE[:VARIANT] or a name from configs/decode."""
     settings = _config(name)
-    sampling = {key: settings[key] for key in SAMPLING if settings.get(key) not in (None, "", (), 0)}
-    if settings["temperature"] == 0:                      # a greedy config may hold values that change nothing there
-        sampling = {key: value for key, value in sampling.items() if key in _AT_ZERO}
-    sampling = {**sampling, "temperature": temperature or settings["temperature"] or TEMPERATURE}
+    if type(settings["temperature"]) not in (int, float):
+        raise ValueError(f"{name}: the temperature must be one number to prove, got {settings['temperature']!r}")
+    sampling = {**active(settings), "temperature": temperature or settings["temperature"] or TEMPERATURE}
     if sequences(make_sampler(**sampling)):
         raise ValueError(f"{name}: the sampling settings must be the same for all sequences, got lists: prove each")
     return Subject(settings["method"], settings["options"], settings["verifier"], sampling)

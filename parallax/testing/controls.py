@@ -35,6 +35,13 @@ def pruned(chances):
     return score >= 0.3
 
 
+def tied(chances):
+    """Ends every path behind its first token if none of the first tokens is likely. To ask only its own would be right.
+    """
+    likely = (chances[:, 1:3] >= 0.4).any(1, keepdims=True)
+    return jnp.where(jnp.arange(chances.shape[1]) > 2, likely, True)
+
+
 def most_likely(shape: Shape, replacement: bool, q, tokens):
     """Not drawn at all: every node's children are the most likely tokens of q."""
     chances = [jnp.ones(len(tokens))]
@@ -104,6 +111,7 @@ CONTROLS: dict[str, Callable[[], float]] = {
         ("sampled tree pruned by probability", Rejection, Source(PATHS, valid=pruned)),
         ("q logged at another temperature", Rejection, Source(Shape.chain(2), logged=hotter)),
         ("best of two paths verified as one", Unaware, Source(PATHS, replacement=True)),
+        ("paths that end by each other's tokens", MultiPath, Source(PATHS, replacement=True, valid=tied)),
         ("most likely tokens verified by p / q", Rejection, Source(PATHS, chance=most_likely)),
         ("one target sample per path", PerPath, Source(PATHS, replacement=True)),
         ("traversal with another alpha", Misweighted, Source(PATHS)),

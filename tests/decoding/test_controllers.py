@@ -47,14 +47,14 @@ def test_the_heuristic_adds_two_and_takes_one():
 
 def test_confidence_ends_behind_an_unlikely_token_and_a_tree_behind_a_level_of_them():
     ours = build("confidence(threshold=0.5)")
-    assert ours.goes_on(level([[0.6], [0.4]])).tolist() == [True, False]
-    assert ours.goes_on(level([[0.1, 0.7], [0.3, 0.4], [0.0, 0.0]])).tolist() == [True, False, False]
+    assert ours.goes_on(level([[0.6], [0.4]])).tolist() == [[True], [False]]
+    assert ours.goes_on(level([[0.1, 0.7], [0.3, 0.4], [0.0, 0.0]])).tolist() == [[False, True], [False] * 2, [False] * 2]
 
 
 def test_dynamic_depth_adds_up_the_paths_of_a_level():
     ours = build("dynamic_depth(threshold=0.5)")
     totals = [[0.3, 0.3], [0.3, 0.1], [0.6, 0.0], [0.0, 0.0]]
-    assert ours.goes_on(level([[1.0, 1.0]] * 4, totals)).tolist() == [True, False, True, False]
+    assert ours.goes_on(level([[1.0, 1.0]] * 4, totals)).tolist() == [[True], [False], [True], [False]]
 
 
 def test_the_best_length_is_that_of_a_plain_search():

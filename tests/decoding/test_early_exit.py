@@ -12,7 +12,6 @@ from parallax.decoding.base import Context
 from parallax.testing import CHECKS, Case, MarkovModel, reference_decode
 
 WARM = Sample(temperature=0.8, top_k=6)
-SIZE = 28
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["scanned", "unrolled"])
@@ -34,7 +33,7 @@ def test_an_exit_behind_the_last_layer_is_the_target_and_all_is_accepted(sampler
 
 @pytest.mark.parametrize("decay", [1.0, 0.5])
 def test_every_token_is_what_its_layers_alone_would_write(decay, case):
-    """Against a model that has only these layers, for the keys and values of deeper ones are nobody's business."""
+    """Against a model that has only these layers. Keys and values of a layer do not depend on what lies above it."""
     ours = make_decoder("early_exit", case.model, exit_layer=2, decay=decay, draft_length=3)
     layers = ours.drafter.layers(3)
     assert layers == ((2, 2, 2) if decay == 1 else (2, 1, 1))
@@ -48,10 +47,8 @@ def test_every_token_is_what_its_layers_alone_would_write(decay, case):
         for b in np.flatnonzero(~done)[:2]:
             text = tokens[b, :length[b]].tolist()
             for token, count in zip(np.asarray(draft.tokens)[b, 1:].tolist(), layers):
-                # With decay the first token had more layers; alone, each depth recomputes the whole text with its own.
-                wanted = reference_decode(*few[count], text, len(text) + 1) if count == layers[0] or decay == 1 else None
-                assert wanted is None or token == wanted[-1]
-                text.append(token)
+                text = reference_decode(*few[count], text, len(text) + 1)
+                assert token == text[-1]
         state, info = loop.advance(inputs.decoder, inputs.params, state, jnp.int32(1))
         steps += 1
     assert steps < 12

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from parallax.decoding import DraftModel, Follow, PromptLookup, Sample, Speculative, loop, make_decoder
+from parallax.decoding import DraftModel, Follow, Greedy, Sample, Shape, Speculative, loop, make_decoder
 from parallax.decoding.base import Context, Drafter, policy
 from parallax.models import Model
-from parallax.testing import CHECKS, Case, check_cache, tiny_config, tiny_model
+from parallax.testing import CHECKS, Case, OracleDrafter, check_cache, tiny_config, tiny_model
 
 DRAFT = dict(vocab_size=7, hidden_size=16, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=8, scan_layers=True)
 
@@ -24,39 +24,44 @@ def case():
 
 @policy
 class Instead(Drafter):
-    """Lets `drafter` draft, and then offers the draft of another, which the drafter does not know."""
+    """Lets `drafter` draft, and then offers the right answer, which the drafter does not know."""
 
     drafter: DraftModel
-    other: PromptLookup
+    other: OracleDrafter
 
     @property
     def depth(self):
         return max(self.drafter.depth, self.other.depth)
 
     def init(self, params, ctx, prompt, prompt_length):
-        return self.drafter.init(params, ctx, prompt, prompt_length)
+        return self.drafter.init(params["model"], ctx, prompt, prompt_length)
 
     def propose(self, params, own, ctx):
-        _, own = self.drafter.propose(params, own, ctx)
-        return self.other.propose(None, (), ctx)[0], own
+        _, own = self.drafter.propose(params["model"], own, ctx)
+        return self.other.propose(params["answers"], (), ctx)[0], own
 
     def observe(self, params, own, advance, step, ctx):
-        return self.drafter.observe(params, own, advance, step, ctx)
+        return self.drafter.observe(params["model"], own, advance, step, ctx)
 
 
 @pytest.mark.parametrize("text", ["chain(1)", "chain(3)", "levels(2, 2)", "beam(2, 3, 4)"])
 def test_the_cache_is_right_whoever_drafted_what_was_accepted(text, case):
     drafter = DraftModel(model=Model(tiny_config(**DRAFT)), tree=text)
-    ours = Speculative(model=case.model, drafter=Instead(drafter=drafter, other=PromptLookup(min_ngram=1)),
-                       verifier=Follow())
+    other = OracleDrafter(shape=Shape.chain(4), right=(True,) * 4)
+    ours = Speculative(model=case.model, drafter=Instead(drafter=drafter, other=other), verifier=Follow())
+    answers = np.zeros((3, case.capacity), np.int32)
+    for i, row in enumerate(case.reference(Greedy())):
+        answers[i, :len(row)] = row
+    case = dataclasses.replace(case, params={**case.params, "draft": {"model": case.params["draft"],
+                                                                      "answers": answers}})
     inputs = case.inputs(ours)
     state, most = loop.prefill(inputs, case.capacity), 0
     while not np.asarray(state.done).all():
         state, info = loop.advance(inputs.decoder, inputs.params, state, jnp.int32(1))
         most = max(most, int(info.emitted.max()))
-        check_cache(drafter.model, case.params["draft"], state.tokens, state.own.cache)
+        check_cache(drafter.model, case.params["draft"]["model"], state.tokens, state.own.cache)
         assert (np.asarray(state.length - state.own.cache.length) <= 2).all()
-    assert most > 2                                                        # more than a draft begins with
+    assert most == 5                                                       # more than a draft begins with
     CHECKS["equals_plain_decoding"](ours, case)
 
 

@@ -144,7 +144,8 @@ def test_a_drawn_draft_verified_by_rejection_leaves_the_targets_law():
     draw = np.random.default_rng(0)
     target, draft = (draw.normal(size=(3, 3)) * 1.2 for _ in range(2))
     model, params = MarkovModel.create(target)
-    drafter = Staged(model=model, sampler=Sample(), kind="sampled", draft_length=2, inner=TokenRecycling(nodes=3, ranks=3))
+    drafter = Staged(model=model, sampler=Sample(), kind="sampled", draft_length=2,
+                     inner=TokenRecycling(nodes=3, ranks=3))
     ours = Speculative(model=model, drafter=drafter, verifier=Rejection(sampler=Sample()))
     samples = sample_many(ours, {"target": params, "draft": MarkovModel.create(draft)[1]}, [0, 1], 4, 20_000)
     law = np.exp(target) / np.exp(target).sum(1, keepdims=True)

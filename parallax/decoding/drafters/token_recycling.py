@@ -55,6 +55,11 @@ class TokenRecycling(Drafter):
     def depth(self) -> int:
         return self.shape.depth
 
+    def check(self, target):
+        if self.ranks > target.config.vocab_size:
+            raise ValueError(f"ranks must be at most the vocabulary's {target.config.vocab_size} tokens, got "
+                             f"{self.ranks}")
+
     def init(self, params, ctx, prompt, prompt_length):
         return jnp.full((prompt.shape[0], ctx.model.config.vocab_size, self.ranks), -1, jnp.int32)
 

@@ -42,21 +42,17 @@ class Trigram(Drafter):
       max_depth: longest branch.
       ranks: successors kept per context.
       buckets: contexts kept, at most; about two per different pair of neighbours in the text are wanted.
-      doubt: added to the count of all successors of a context, so that what was seen once is not taken for certain.
     """
 
     nodes: int = static(default=7)
     max_depth: int = static(default=7)
     ranks: int = static(default=4)
     buckets: int = static(default=8192)
-    doubt: float = 0.5
 
     def __post_init__(self):
         for name in ("nodes", "max_depth", "ranks", "buckets"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if isinstance(self.doubt, (int, float)) and not self.doubt >= 0:
-            raise ValueError(f"doubt must be at least 0, got {self.doubt}")
 
     @property
     def depth(self) -> int:
@@ -89,10 +85,9 @@ class Trigram(Drafter):
     def _tree(self, table: Table, before, last) -> tuple[Int[Array, "T"], Int[Array, "T"], Bool[Array, "T"]]:
         """Best-first growth for one sequence."""
         size = self.nodes + 1
-        doubt = jnp.asarray(self.doubt, jnp.float32)
 
         def offers(node, score, before, last, level, waiting):
-            tokens, shares = successors(table, before, last, doubt)
+            tokens, shares = successors(table, before, last)
             shares = jnp.where(level < self.max_depth, score * shares, 0)
             return waiting[0].at[node].set(tokens), waiting[1].at[node].set(shares)
 
@@ -122,12 +117,11 @@ def learn(table: Table, before, last, token, written) -> Table:
     return _count(table, NOTHING, last, token, written)
 
 
-def successors(table: Table, before, last, doubt) -> tuple[Int[Array, "R"], Float[Array, "R"]]:
+def successors(table: Table, before, last) -> tuple[Int[Array, "R"], Float[Array, "R"]]:
     """(tokens, relative frequencies) behind the pair, or, if that is unknown, behind `last`; 0 where there is none."""
     (known, tokens, counts), single = (_read(table, first, last) for first in (before, NOTHING))
     tokens, counts = (jnp.where(known, *pair) for pair in ((tokens, single[1]), (counts, single[2])))
-    total = counts.sum().astype(jnp.float32) + doubt
-    return tokens, jnp.where(counts > 0, counts.astype(jnp.float32) / jnp.where(total > 0, total, 1), 0)
+    return tokens, counts.astype(jnp.float32) / jnp.maximum(counts.sum(), 1).astype(jnp.float32)
 
 
 def _read(table: Table, before, last):
