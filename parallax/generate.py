@@ -21,6 +21,7 @@ from parallax.checkpoint import Checkpoint
 from parallax.decoding import Speculative, loop, make_decoder, make_sampler
 from parallax.decoding import method as method_of
 from parallax.decoding.base import DecodeState, StepInfo
+from parallax.decoding.corpus import load_corpus
 from parallax.decoding.sampling import Sampler, of_rows, sequences
 from parallax.models import Model
 from parallax.tokenizer import Tokenizer
@@ -136,9 +137,12 @@ class LanguageModel:
         return self._decoder(method, options, verifier, ignore_eos, self._sampler(sampling))
 
     def _decoder(self, method, options, verifier, ignore_eos, sampler: Sampler) -> Speculative:
+        options = {name: value for name, value in (options or {}).items() if value is not None}
+        if isinstance(options.get("corpus"), str):
+            options["corpus"] = load_corpus(options["corpus"], self.tokenizer)
         return make_decoder(method, self.model, sampler=sampler, eos=() if ignore_eos else self.eos_ids,
                             verifier=verifier, draft=self.draft if method_of(method).needs_draft else None,
-                            **(options or {}))
+                            **options)
 
     def _sampler(self, sampling: dict[str, Any]) -> Sampler:
         """Raises ValueError for a setting out of range, or a bias of a token that the model does not have."""

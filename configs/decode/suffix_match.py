@@ -8,14 +8,11 @@ For editing and code; with a corpus, a text or .jsonl file, also for answers tha
 `:smoke` decodes 16 tokens.
 """
 
-from ml_collections import config_dict
-
 from parallax.decoding import defaults
 
 
 def get_config(variant: str = ""):
     config = defaults.get_config("suffix_match")
-    config.options.corpus = config_dict.placeholder(str)
     if variant == "smoke":
         config.max_new_tokens = 16
     elif variant:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ml_collections
+from ml_collections import config_dict
 
 from parallax.decoding import METHODS, options_of
 
@@ -16,7 +17,9 @@ def get_config(method: str = "prompt_lookup") -> ml_collections.ConfigDict:
     config.model = "smollm2-135m"
     config.draft = ""                   # draft model of the method `draft_model`; empty: the zoo's own for the model
     config.method = method
-    config.options = ml_collections.ConfigDict(options_of(method) if method in METHODS else {})
+    options = options_of(method) if method in METHODS else {}
+    config.options = ml_collections.ConfigDict({name: config_dict.placeholder(str) if value is None else value
+                                                for name, value in options.items()})       # None: a path, if any
 
     config.verifier = "follow"          # a name of VERIFIERS, perhaps with options: "typical(epsilon=0.1)"
     config.chat = False                 # wrap the prompt in the model's chat template

@@ -1,15 +1,16 @@
 """The growth loop where a draft is not used as it was made: mixed with others, or forgotten."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from parallax.decoding import DraftModel, Follow, Greedy, Sample, Shape, Speculative, loop, make_decoder
+from parallax.decoding import DraftModel, Follow, Greedy, Sample, Shape, Speculative, acceptance, loop, make_decoder
 from parallax.decoding.base import Context, Drafter, policy
-from parallax.models import Model
+from parallax.models import Block, Model
 from parallax.testing import CHECKS, Case, OracleDrafter, check_cache, tiny_config, tiny_model
 
 DRAFT = dict(vocab_size=7, hidden_size=16, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=8, scan_layers=True)
@@ -118,3 +119,35 @@ def test_penalties_count_the_drafted_tokens(case):
                 while node:
                     path, node = [*path, int(draft.tokens[b, node])], draft.parents[node]
                 assert len(set(path) | set(prompt)) == len(path) + len(prompt)
+
+
+def test_acceptance_by_rank_is_counted_over_what_the_target_wrote(case):
+    texts = loop.run(case.inputs(make_decoder("autoregressive", case.model)), case.capacity)
+    model, params = Model(tiny_config(**DRAFT)), case.params["draft"]
+    tokens, counts, written = np.asarray(texts.tokens), np.zeros(7), 0
+    for row, first, end in zip(tokens, texts.prompt_length, texts.length):
+        for i in range(int(first), int(end)):
+            counts[_rank(model, params, row[:i], row[i])] += 1
+            written += 1
+    np.testing.assert_allclose(acceptance.measure(model, params, texts, ranks=7), counts / written, atol=1e-6)
+    # The target's first choice is what it wrote; of fewer layers of it, some other is now and then.
+    assert acceptance.measure(case.model, case.params["target"], texts, ranks=2) == (1.0, 0.0)
+    assert acceptance.measure(case.model, case.params["target"], texts, ranks=1, layers=1)[0] < 1
+    with pytest.raises(ValueError, match="ranks must be 1 to the vocabulary's 7, got 8"):
+        acceptance.measure(model, params, texts)
+    with pytest.raises(ValueError, match="the target wrote nothing"):
+        acceptance.measure(model, params, texts._replace(length=texts.prompt_length), ranks=2)
+
+
+def _rank(model, params, text, token):
+    padded = np.zeros((1, 24), np.int32)
+    padded[0, :len(text)] = text
+    logits = np.asarray(_logits(model, params, padded))[0, len(text) - 1]
+    return int(np.flatnonzero(np.argsort(-logits, kind="stable") == token)[0])
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _logits(model, params, tokens):
+    size = tokens.shape[1]
+    block = Block(tokens, jnp.arange(size)[None], jnp.tril(jnp.ones((size, size), bool)))
+    return model.unembed(params, model.forward(params, block, model.new_cache(1, 0)).hidden)
