@@ -83,7 +83,8 @@ class LanguageModel:
     """A model on the device with its tokenizer, perhaps a draft model for it, and the programs compiled for them."""
 
     def __init__(self, checkpoint: Checkpoint, draft: Checkpoint | None = None):
-        """Raises ValueError if the draft model has another vocabulary than the target."""
+        """Raises ValueError if the draft model has another vocabulary than the target, or weights that are no numbers.
+        """
         self.model = Model(checkpoint.config)
         self.tokenizer = checkpoint.tokenizer
         self.eos_ids = checkpoint.eos_ids
@@ -93,6 +94,7 @@ class LanguageModel:
             check_vocabularies(checkpoint, draft)
             self.draft = Model(draft.config)
             self.params["draft"] = jax.tree.map(jnp.asarray, draft.params)
+            _check_weights(self.params["draft"])
         self._programs: dict[Any, Any] = {}
 
     @classmethod
@@ -106,7 +108,8 @@ class LanguageModel:
 
         Raises:
           FileNotFoundError: no such path.
-          ValueError: an unknown name, a damaged checkpoint, or a draft model with another vocabulary.
+          ValueError: an unknown name, a damaged checkpoint, or a draft model with another vocabulary or with weights
+            that are not finite numbers.
         """
         if dtype is None and jax.default_backend() == "cpu":
             dtype = "float32"
@@ -338,6 +341,15 @@ def check_vocabularies(target: Checkpoint, draft: Checkpoint) -> None:
         i = different[0]
         raise ValueError(f"the draft model must have the target's tokenizer, but {len(different)} ids differ: expected "
                          f"{theirs.get(i)!r} for {i}, got {ours.get(i)!r}; use another draft")
+
+
+def _check_weights(params: Any) -> None:
+    """Raises ValueError for weights that are not finite: their drafts would all be rejected, and nobody would know."""
+    finite = jax.jit(lambda tree: jax.tree.map(lambda leaf: jnp.isfinite(leaf).all(), tree))(params)
+    broken = [jax.tree_util.keystr(path) for path, fine in jax.tree_util.tree_leaves_with_path(finite) if not fine]
+    if broken:
+        raise ValueError(f"{len(broken)} weights of the draft model that are not finite numbers, {broken[0]} the first: "
+                         "give another draft model")
 
 
 def _vocabulary(tokenizer: Tokenizer) -> dict[int, str]:

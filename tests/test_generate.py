@@ -317,7 +317,9 @@ def test_a_lossy_rule_is_named_so(tiny_lm, plain):
     (["a"], {"temperature": [0.5, 1.0]}, "a setting of the sampler has 2 values for 1 prompts: give one value, or one"),
     (["a", "b"], {"logit_bias": [{1: 1.0}] * 3}, "a setting of the sampler has 3 values for 2 prompts"),
     (["a"], {"logit_bias": {300: 1.0}}, "logit_bias names token 300, the model's vocabulary is 0 to 299"),
-    (["a"], {"repetition_penalty": 0}, "repetition_penalty must be positive, 1 for none, got 0"),
+    (["a"], {"repetition_penalty": 0}, "repetition_penalty must be positive, 1 for none, .* got 0"),
+    (["a"], {"verifier": 3}, "a verifier must be named by a text, got 3"),
+    (["a"], {"verifier": "typical(epsilon=0.1, epsilon=0.2)"}, "expected a verifier as name or name.option=value.*got"),
     (["a"], {"verifier": "typical(epsilon=2)"}, r"epsilon must be in \[0, 1\], got 2"),
     (["a"], {"method": "draft_model", "verifier": "follw"}, "unknown verifier 'follw': .*; did you mean 'follow'"),
     (["a"], {"verifier": "rejection"}, "of 'prompt_lookup' have none: expected method draft_model.* verifier follow"),
@@ -342,6 +344,14 @@ def test_texts_need_a_tokenizer_and_chats_a_template(tiny_lm, monkeypatch):
     for prompts, settings in ((["a"], {}), ([[1]], {"stop": ["end"]})):
         with pytest.raises(ValueError, match="this checkpoint has no(ne| tokenizer)"):
             tiny_lm.generate(prompts, **settings)
+
+
+def test_a_draft_model_whose_weights_are_not_numbers_is_refused(tiny_folder):
+    tiny = checkpoint.load(tiny_folder)
+    broken = {**tiny.params, "final_norm": jax.tree.map(lambda leaf: leaf * np.nan, tiny.params["final_norm"])}
+    with pytest.raises(ValueError, match="weights of the draft model that are not finite numbers.*final_norm") as error:
+        LanguageModel(tiny, tiny._replace(params=broken))
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("method", ["autoregressive", "token_recycling"])

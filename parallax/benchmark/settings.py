@@ -7,7 +7,6 @@ import dataclasses
 import hashlib
 import json
 import pathlib
-import re
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -176,7 +175,14 @@ def names(text: str) -> list[str]:
 
 def _split(text: str, mark: str) -> list[str]:
     """As `text.split(mark)`, but not inside of brackets."""
-    return re.split(re.escape(mark) + r"(?![^()]*\))", text)
+    depth, parts = 0, [""]
+    for letter in text:
+        depth += {"(": 1, ")": -1}.get(letter, 0)
+        if letter == mark and depth <= 0:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return parts
 
 
 def _parse(text: str) -> dict[str, Any]:

@@ -109,7 +109,8 @@ def check_settings(name: str, options: Mapping[str, Any], *, verifier: str = "fo
     chosen = method(name)
     spec.check(options, options_of(name), f"method {name!r}")
     chosen.drafter(**options, **({"model": None} if chosen.needs_draft else {}))            # checks their values
-    rule = type(spec.build(verifier, VERIFIERS, "verifier", sampler=Greedy()))
+    rule, _ = spec.parse(verifier, VERIFIERS, "verifier")
+    spec.build(verifier, VERIFIERS, "verifier", sampler=Greedy())                           # checks its options' values
     draws = "kind" in chosen.parts
     if not draws and "deterministic" not in rule.kinds:
         able = [other for other, entry in METHODS.items() if "kind" in entry.parts]

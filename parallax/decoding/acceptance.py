@@ -52,7 +52,7 @@ def _count(model: Model, params, tokens: Int[Array, "P N"], prompt_length: Int[A
     logits = model.unembed(params, out.hidden)[:, :-1]
     following = tokens[:, 1:, None]
     own = jnp.take_along_axis(logits, following, 2)
-    before = jnp.arange(logits.shape[2]) < following                                     # of equals the lowest id is first
+    before = jnp.arange(logits.shape[2]) < following                            # of equals the lowest id is first
     rank = ((logits > own) | (logits == own) & before).sum(-1)
     written = (index[1:] >= prompt_length[:, None]) & (index[1:] < length[:, None])
     hits = ((rank[..., None] == jnp.arange(ranks)) & written[..., None]).sum((0, 1))

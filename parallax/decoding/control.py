@@ -154,8 +154,8 @@ class CostModel(Controller):
         for name in ("prior", "decay"):
             _probability(getattr(self, name), name)
         for ms in (*self.target_ms, self.draft_ms, self.row_cost):
-            if isinstance(ms, float | int) and not ms >= 0:
-                raise ValueError(f"times must not be negative, got {ms}")
+            if isinstance(ms, str | tuple) or isinstance(ms, float | int) and not ms >= 0:
+                raise ValueError(f"times must be numbers and not negative, got {ms!r}")
 
     def init(self, batch, depth):
         return jnp.full((batch, depth), self.prior, jnp.float32)

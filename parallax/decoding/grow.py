@@ -103,7 +103,7 @@ def grow(source: Source, policy: TreePolicy, controller: Controller, control: An
         """Draws behind the rows of `front` and stores that at `place`, (of candidates, of rows, of their children's
         rows): (the rows of the next level, the store)."""
         seen = Seen(ctx.tokens, ctx.length, front.path, jnp.broadcast_to(jnp.arange(depth) < level, front.path.shape))
-        drawn, logq = _draw(source.unembed(hidden), seen, ctx, level, place[1], children, sampler=sampler, kind=kind,
+        drawn, logq = _draw(source.unembed(hidden), seen, ctx, level, place[0], children, sampler=sampler, kind=kind,
                             scored=policy.scored or controller.scored, replacement=policy.replacement)
         valid = front.there[..., None] & (drawn.logp > -jnp.inf)
         kept = policy.keep(drawn)
@@ -223,9 +223,10 @@ def accepted_columns(grown: Grown, policy: TreePolicy, tokens: Int[Array, "B K"]
     return columns, jnp.where(count > 0, grown.count + path.count - 1, 0)
 
 
-def _draw(logits: Float[Array, "B W V"], seen: Seen, ctx: Context, level, row, children: int, *, sampler: Sampler,
-          kind: Kind, scored: bool, replacement: bool) -> tuple[Drawn, Float[Array, "B W V"] | None]:
-    """(candidates behind each row, best first; their law if they are sampled). `row`: number of the first row."""
+def _draw(logits: Float[Array, "B W V"], seen: Seen, ctx: Context, level, candidate, children: int, *,
+          sampler: Sampler, kind: Kind, scored: bool,
+          replacement: bool) -> tuple[Drawn, Float[Array, "B W V"] | None]:
+    """(candidates behind each row, best first; their law if they are sampled). `candidate`: the first one's number."""
     width, size = logits.shape[1:]
     # What the greedy warper leaves is one token, and a tree wants the runners-up.
     warped = law = sampler.penalise(logits, seen) if isinstance(sampler, Greedy) else sampler.warp(logits, seen)
@@ -233,7 +234,8 @@ def _draw(logits: Float[Array, "B W V"], seen: Seen, ctx: Context, level, row, c
     if kind == "sampled":
         law = jax.nn.log_softmax(warped, -1)
         draws = children if replacement else 1
-        number = ctx.length + (row * draws + jnp.arange(width * draws))[:, None]                          # [W', B]
+        # Numbers of candidates, as no two levels share any: those of rows times draws would meet in a narrowing tree.
+        number = ctx.length + (candidate + jnp.arange(width * draws))[:, None]                            # [W', B]
         noise = jax.vmap(lambda n: noise_private(ctx.key, ctx.length, n, DRAFT, size), out_axes=1)(number)
         values = jnp.repeat(law, draws, 1) + noise
     elif kind == "coupled":

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -202,11 +201,12 @@ _SHARE = _Range(lambda x: 0 < x <= 1, "in (0, 1]", 1)
 _CUTOFF = _Range(lambda x: 0 <= x < 1, "in [0, 1)", 0)
 _PENALTY = _Range(lambda x: -2 <= x <= 2, "in [-2, 2]", 0)
 _RANGES = {
-    "temperature": _Range(lambda x: 0 <= x < math.inf, "0 (greedy) or positive", 0),
+    # Beyond these float32, in which the loop computes, knows only 0 and infinity.
+    "temperature": _Range(lambda x: x == 0 or 1e-30 <= x <= 1e30, "0 (greedy) or positive, from 1e-30 to 1e30", 0),
     "top_k": _Range(lambda x: 0 <= x < 2**31 and x == int(x), "a whole number of tokens, 0 for all", 0),
     "top_p": _SHARE, "min_p": _Range(lambda x: 0 <= x <= 1, "in [0, 1]", 0), "typical_p": _SHARE,
     "epsilon_cutoff": _CUTOFF, "eta_cutoff": _CUTOFF,
-    "repetition_penalty": _Range(lambda x: 0 < x < math.inf, "positive, 1 for none", 1),
+    "repetition_penalty": _Range(lambda x: 1e-6 <= x <= 1e6, "positive, 1 for none, from 1e-6 to 1e6", 1),
     "presence_penalty": _PENALTY, "frequency_penalty": _PENALTY,
 }
 
@@ -254,6 +254,6 @@ def _pairs(entry: Any) -> list[tuple[int, float]]:
     except (AttributeError, TypeError, ValueError):
         raise ValueError(f"{form}, as in {{\"50256\": -100}}, got {entry!r:.60}") from None
     for token, bias in pairs:
-        if not 0 <= token < 2**31 or not math.isfinite(bias):
-            raise ValueError(f"{form} with ids from 0 and finite numbers, got {token}: {bias}")
+        if not 0 <= token < 2**31 or not abs(bias) <= 1e30:
+            raise ValueError(f"{form} with ids from 0 and numbers from -1e30 to 1e30, got {token}: {bias:g}")
     return pairs

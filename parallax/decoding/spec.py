@@ -43,7 +43,11 @@ def parse(text: str, registry: Mapping[str, type], role: str) -> tuple[type, dic
         name = call.func.id
         positional = [ast.literal_eval(arg) for arg in call.args]
         options = {word.arg: ast.literal_eval(word.value) for word in call.keywords}
-    except (SyntaxError, ValueError):
+        if len(options) < len(call.keywords):
+            raise SyntaxError
+        if len(options) < len(call.keywords):                       # a name that is given twice
+            raise SyntaxError
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise ValueError(f"{form}, got {text!r}") from None
     if name not in registry:
         raise ValueError(f"unknown {role} {name!r}: expected one of {', '.join(registry)}{nearest(name, registry)}")

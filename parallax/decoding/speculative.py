@@ -26,6 +26,7 @@ from parallax.decoding.base import (
     static,
 )
 from parallax.decoding.drafters import Nothing
+from parallax.decoding.growth.base import small_enough
 from parallax.decoding.verify import Follow
 from parallax.models.cache import KV, Block, Output, commit
 from parallax.models.transformer import Model
@@ -64,6 +65,7 @@ class Speculative:
             raise ValueError("speculative decoding needs a causal model whose row i predicts token i + 1 (alignment "
                              f"'shifted', visibility 'causal'); this one has {config.alignment!r} and "
                              f"{config.visibility!r}")
+        small_enough(self.drafter.depth, f"a draft of {self.drafter.depth} tokens")
         self.drafter.check(self.model)
         self.verifier.check(self.drafter)
 

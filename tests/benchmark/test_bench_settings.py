@@ -190,6 +190,7 @@ def test_a_model_that_was_replaced_at_its_path_is_another_benchmark(tmp_path):
 
 def test_commas_and_colons_in_brackets_belong_to_the_option():
     text = "prompt_lookup, draft_model:tree=levels(4, 2, replacement=True):verifier=typical(epsilon=0.1, delta=0.2)"
+    assert names("a:tree=static((0, 0), (1,)),b") == ["a:tree=static((0, 0), (1,))", "b"]
     plain, tree = names(text)
     assert plain == "prompt_lookup"
     assert contender("draft_model:draft_length=3:verifier=rejection") == Contender(

@@ -45,10 +45,11 @@ def test_the_heuristic_adds_two_and_takes_one():
     assert build("heuristic(start=9)").init(1, 4).tolist() == [4]
 
 
-def test_confidence_ends_behind_an_unlikely_token_and_a_tree_behind_a_level_of_them():
+def test_confidence_ends_every_path_behind_an_unlikely_token():
     ours = build("confidence(threshold=0.5)")
     assert ours.goes_on(level([[0.6], [0.4]])).tolist() == [[True], [False]]
-    assert ours.goes_on(level([[0.1, 0.7], [0.3, 0.4], [0.0, 0.0]])).tolist() == [[False, True], [False] * 2, [False] * 2]
+    tree = [[0.1, 0.7], [0.3, 0.4], [0.0, 0.0]]
+    assert ours.goes_on(level(tree)).tolist() == [[False, True], [False] * 2, [False] * 2]
 
 
 def test_dynamic_depth_adds_up_the_paths_of_a_level():
@@ -157,7 +158,8 @@ def test_a_stop_that_reads_the_draft_keeps_the_law(options, right):
     ("heuristic(start=0)", "start must be at least 1, got 0"),
     ("confidence(threshold=0)", "must be of type float|threshold must be in"),
     ("confidence(threshold=1.5)", r"threshold must be in \(0, 1\], got 1.5"),
-    ("cost_model(draft_ms=-1)", "times must not be negative, got -1"),
+    ("cost_model(draft_ms=-1)", "times must be numbers and not negative, got -1"),
+    ("cost_model(target_ms=('a',))", "times must be numbers and not negative, got 'a'"),
     ("cost_model(prior=2.0)", "prior must be in"),
     ("confident", "unknown controller 'confident': expected one of constant, .*did you mean 'confidence'"),
 ])

@@ -33,7 +33,8 @@ WARM = Sample(temperature=0.8, top_k=5)
 DRAFT = dict(vocab_size=VOCAB, hidden_size=16, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=8,
              scan_layers=False)
 KINDS = {"deterministic": (Greedy(), "follow"), "coupled": (WARM, "follow"), "sampled": (WARM, "rejection")}
-FIXED = ["levels(3, 2)", "paths(2, 3)", "delayed(1, 2, 2)", "sequoia(nodes=6, max_depth=3)"]
+FIXED = ["levels(3, 2)", "paths(2, 3)", "delayed(1, 2, 2)", "sequoia(nodes=6, max_depth=3)",
+         "static((0, 0), (1,), (0, 1))"]
 RUNS = [(text, "deterministic") for text in [*FIXED, "confident(length=3)", "beam(3, 3, 8)"]]
 RUNS += [("levels(3, 2)", "coupled"), ("levels(2, 2)", "sampled"), ("stochastic_beam(3, 3)", "sampled"),
          ("levels(widths=(2, 2), replacement=True)", "sampled")]
@@ -213,6 +214,7 @@ def test_siblings_are_drawn_independently_with_replacement(text):
     tokens, _ = drafts(text)                                                # 0; 1, 2; 3 behind 1; 4 behind 2
     assert pairs(tokens[:, 1], tokens[:, 2], np.outer(LAW[0], LAW[0])) > 1e-5
     assert pairs(tokens[:, 2], tokens[:, 4], LAW[0][:, None] * LAW) > 1e-5
+    assert pairs(tokens[:, 2], tokens[:, 3], np.outer(LAW[0], LAW[0] @ LAW)) > 1e-5      # no level shares any noise
     alike = tokens[tokens[:, 1] == tokens[:, 2]]
     assert 0 < (alike[:, 3] == alike[:, 4]).mean() < 0.5                  # also below equal tokens
 
@@ -262,8 +264,10 @@ def test_a_reranked_beam_is_a_tree_where_probabilities_are_equal_or_one(logits):
     ("levels(2, 1, 2)", (0, 0, 0, 1, 2, 3, 3, 4, 4)),
     ("paths(2, 3)", (0, 0, 0, 1, 2, 3, 4)),
     ("delayed(2, 2, 2)", (0, 0, 1, 2, 2, 3, 4)),
+    ("static((0, 0), (1,), (0, 1))", (0, 0, 0, 1, 1)),
     ("sequoia(nodes=3, max_depth=3, acceptance=(0.9, 0.05))", (0, 0, 1, 2)),
     ("sequoia(nodes=3, max_depth=3, acceptance=((0.9, 0.8, 0.7), (0.1,)))", (0, 0, 0, 0)),
+    ("sequoia(nodes=2, max_depth=1, acceptance=(0.1, 0.2, 0.3))", (0, 0, 0)),
     ("confident(length=2, bands=(0.5,), siblings=(2,))", (0, 0, 0, 0, 1, 1, 1)),
 ])
 def test_static_trees_have_their_shapes(text, parents):
@@ -292,18 +296,26 @@ def test_an_optimal_shape_by_depth_and_rank_beats_all_others():
 @pytest.mark.parametrize("text, message", [
     ("chain(0)", "length must be at least 1, got 0"),
     ("levels(2, 0)", r"widths must be at least 1 child in at least one level, got \(2, 0\)"),
+    ("levels(2, 1.5)", r"widths must be at least 1 child in at least one level, got \(2, 1.5\)"),
     ("levels(50, 50)", r"levels\(50, 50\) has 2550 nodes: expected at most 1024"),
     ("paths(0, 3)", "count must be at least 1, got 0"),
     ("delayed(trunk=0)", "trunk must be at least 1, got 0"),
+    ("static((0,), (2,))", "siblings must have the ranks 0, 1, ... without a gap"),
+    ("static(0, 1)", r"paths must be ranks from 0 down to each node.*got \(0, 1\)"),
     ("sequoia(nodes=0)", "nodes must be at least 1"),
     ("sequoia(nodes=9, max_depth=1)", "only 4 nodes of 1 levels and 4 ranks, got nodes=9"),
     ("sequoia(acceptance=(0.5, 1.5))", "probabilities by rank"),
+    ("sequoia(acceptance=((0.5,), 0.2))", "probabilities by rank"),
     ("confident(siblings=(1, 2))", "equally many"),
+    ("confident(siblings=('a', 1, 2))", "whole numbers from 0"),
+    ("confident(bands=('a', 0.5, 0.7))", "must be rising"),
     ("confident(bands=(0.8, 0.3, 0.1))", "must be rising"),
     ("beam(width=2, depth=2, nodes=7)", "width 2 and depth 2 has 6 nodes to keep, got nodes=7"),
     ("beam(width=0)", "width must be at least 1, got 0"),
     ("bean(3)", "unknown tree 'bean'.*did you mean 'beam'"),
     ("beam(wide=3)", "has no option 'wide'"),
+    ("beam(width=3, width=4)", "expected a tree as name or name"),
+    (f"chain({'-' * 3000}1)", "expected a tree as name or name"),
 ])
 def test_bad_trees_are_refused_in_one_line(text, message):
     with pytest.raises(ValueError, match=message) as error:

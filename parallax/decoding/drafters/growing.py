@@ -71,5 +71,5 @@ class Growing(Drafter):
                    "what stays in it depends on its tokens, verify it with follow")
             raise ValueError(f"tree {name!r} makes {' or '.join(self.tree.kinds)} drafts, not {self.kind} ones: {fix}")
         if self.kind not in self.controller.kinds:
-            raise ValueError(f"controller {type(self.controller).__name__} ends a path because of the tokens of others, "
+            raise ValueError(f"{type(self.controller).__name__} ends a path because of the tokens of others, "
                              f"which {self.kind} drafts must not: use confidence, or verify with follow")

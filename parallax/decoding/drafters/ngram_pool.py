@@ -11,6 +11,7 @@ from jax import lax
 
 from parallax.decoding import matching, pool
 from parallax.decoding.base import Draft, Drafter, policy, static
+from parallax.decoding.growth.base import small_enough
 
 
 @policy
@@ -33,6 +34,7 @@ class NgramPool(Drafter):
         for name, low in (("ngram", 2), ("branches", 1), ("buckets", 1)):
             if getattr(self, name) < low:
                 raise ValueError(f"{name} must be at least {low}, got {getattr(self, name)}")
+        small_enough(self.branches * self.depth, "the tree")
 
     @property
     def depth(self) -> int:

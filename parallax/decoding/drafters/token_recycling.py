@@ -13,6 +13,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Int
 
 from parallax.decoding.base import Draft, Drafter, policy, static
+from parallax.decoding.growth.base import small_enough
 from parallax.decoding.tree import Shape
 
 # How often the next token was the one of each rank in the latest row of the current token: 1168 tokens that
@@ -44,6 +45,7 @@ class TokenRecycling(Drafter):
         for name in ("nodes", "max_depth", "ranks"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        small_enough(self.nodes, "the tree")
         if self.ranks > len(_ACCEPTANCE):
             raise ValueError(f"ranks must be at most {len(_ACCEPTANCE)}, got {self.ranks}")
 

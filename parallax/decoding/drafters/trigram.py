@@ -15,6 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from parallax.decoding import matching
 from parallax.decoding.base import Draft, Drafter, policy, static
+from parallax.decoding.growth.base import small_enough
 
 NOTHING = -1            # in front of the last token: the context is that token alone
 
@@ -53,6 +54,7 @@ class Trigram(Drafter):
         for name in ("nodes", "max_depth", "ranks", "buckets"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        small_enough(self.nodes, "the tree")
 
     @property
     def depth(self) -> int:

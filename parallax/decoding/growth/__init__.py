@@ -2,13 +2,14 @@
 
 from parallax.decoding.growth.base import Drawn, Rows, TreePolicy
 from parallax.decoding.growth.beam import Beam, StochasticBeam
-from parallax.decoding.growth.fixed import Chain, Confident, Delayed, Fixed, Levels, Paths, Sequoia
+from parallax.decoding.growth.fixed import Chain, Confident, Delayed, Fixed, Levels, Paths, Sequoia, Static
 
 TREES: dict[str, type[TreePolicy]] = {
     "chain": Chain,
     "levels": Levels,
     "paths": Paths,
     "delayed": Delayed,
+    "static": Static,
     "sequoia": Sequoia,
     "confident": Confident,
     "beam": Beam,
@@ -16,4 +17,4 @@ TREES: dict[str, type[TreePolicy]] = {
 }
 
 __all__ = ["Beam", "Chain", "Confident", "Delayed", "Drawn", "Fixed", "Levels", "Paths", "Rows", "Sequoia",
-           "StochasticBeam", "TREES", "TreePolicy"]
+           "Static", "StochasticBeam", "TREES", "TreePolicy"]

@@ -97,6 +97,11 @@ def at_least_one(part, *names: str) -> None:
             raise ValueError(f"{name} must be at least 1, got {value}")
 
 
+def whole(values) -> bool:
+    """Whether these are whole numbers."""
+    return all(isinstance(value, int) and not isinstance(value, bool) for value in values)
+
+
 def small_enough(nodes: int, what: str) -> None:
     """Raises ValueError for a tree that no forward should verify."""
     if nodes > LARGEST:

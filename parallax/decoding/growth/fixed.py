@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from parallax.decoding.base import Kind, policy, static
-from parallax.decoding.growth.base import TreePolicy, at_least_one, small_enough
+from parallax.decoding.growth.base import TreePolicy, at_least_one, small_enough, whole
 from parallax.decoding.tree import Shape
 
 # How often the next token of `tiny-python` was the one of each rank of its draft model: 128 tokens, written greedily,
@@ -130,7 +130,7 @@ class Levels(Fixed):
     replacement: bool = static(default=False)
 
     def __post_init__(self):
-        if not self.widths or min(self.widths) < 1:
+        if not self.widths or not whole(self.widths) or min(self.widths) < 1:
             raise ValueError(f"widths must be at least 1 child in at least one level, got {self.widths}")
         small_enough(sum(math.prod(self.widths[:d + 1]) for d in range(len(self.widths))), f"levels{self.widths}")
 
@@ -190,6 +190,35 @@ class Delayed(Fixed):
 
 
 @policy
+class Static(Fixed):
+    """A tree that is written down, as Medusa's choices are: `static((0,), (1,), (0, 0))`.
+
+    Attributes:
+      paths: the sibling ranks down to every node, all of them in one list; what lies above a node is added.
+    """
+
+    star: ClassVar[str] = "paths"
+    paths: tuple[tuple[int, ...], ...] = static(default=((0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0)))
+
+    def __post_init__(self):
+        good = all(isinstance(path, tuple) and path and whole(path) and min(path) >= 0 for path in self.paths)
+        if not self.paths or not good:
+            raise ValueError("paths must be ranks from 0 down to each node, as in static((0,), (0, 0)), got "
+                             f"{self.paths}")
+        small_enough(len(self.paths), "the tree")
+        ranks: dict[int, set[int]] = {}
+        for parent, rank in list(zip(self.shape.parents, self.shape.ranks))[1:]:
+            ranks.setdefault(parent, set()).add(rank)
+        # A sibling that was drawn and left out would change the law of those behind it.
+        if any(len(found) <= max(found) for found in ranks.values()):
+            raise ValueError(f"siblings must have the ranks 0, 1, ... without a gap, got {self.paths}")
+
+    @functools.cached_property
+    def shape(self):
+        return Shape.paths(self.paths)
+
+
+@policy
 class Sequoia(Fixed):
     """The shape whose expected accepted length is greatest, from how often the token of each rank is the target's.
 
@@ -209,7 +238,8 @@ class Sequoia(Fixed):
         at_least_one(self, "nodes", "max_depth")
         small_enough(self.nodes, "the tree")
         levels = self.acceptance if isinstance((*self.acceptance, 0)[0], tuple) else (self.acceptance,)
-        if not levels or not all(level and all(0 <= p <= 1 for p in level) for level in levels):
+        if not levels or not all(isinstance(level, tuple) and level and all(
+                isinstance(p, float | int) and 0 <= p <= 1 for p in level) for level in levels):
             raise ValueError("acceptance must be probabilities by rank, or by depth and rank, got "
                              f"{self.acceptance}")
         if len(self.shape.parents) <= self.nodes:
@@ -218,7 +248,11 @@ class Sequoia(Fixed):
 
     @functools.cached_property
     def shape(self):
-        return Shape.best_first(self.nodes, self.max_depth, self.acceptance)
+        # A sibling that was drawn and left out would change the law of those behind it, so no rank counts more than the
+        # one in front of it: if it was measured so, that is noise.
+        levels = self.acceptance if isinstance(self.acceptance[0], tuple) else (self.acceptance,)
+        falling = tuple(tuple(np.minimum.accumulate(level).tolist()) for level in levels)
+        return Shape.best_first(self.nodes, self.max_depth, falling)
 
 
 @policy
@@ -245,9 +279,10 @@ class Confident(Fixed):
         at_least_one(self, "length")
         if len(self.bands) != len(self.siblings) or not self.siblings:
             raise ValueError(f"bands and siblings must be equally many, got {self.bands} and {self.siblings}")
-        if min(self.siblings) < 0 or max(self.siblings) < 1:
-            raise ValueError(f"siblings must be 0 or more, not all of them 0, got {self.siblings}")
-        if all(isinstance(bound, float | int) for bound in self.bands) and list(self.bands) != sorted(self.bands):
+        if not whole(self.siblings) or min(self.siblings) < 0 or max(self.siblings) < 1:
+            raise ValueError(f"siblings must be whole numbers from 0, not all of them 0, got {self.siblings}")
+        known = all(isinstance(bound, float | int) for bound in self.bands)             # and no tracers
+        if known and list(self.bands) != sorted(self.bands) or any(isinstance(x, str | tuple) for x in self.bands):
             raise ValueError(f"bands must be rising upper bounds of a probability, got {self.bands}")
         small_enough(self.nodes, "the tree")
 
