@@ -121,7 +121,8 @@ def _load_folder(folder: Path, dtype: str | None, want_tokenizer: bool, put) -> 
 
 def _draft_vocabulary(path: Path, config: ModelConfig) -> np.ndarray:
     ids = read_json(path).get("ids", [])
-    found = np.asarray(ids)
+    flat = isinstance(ids, list) and all(isinstance(token, int) for token in ids)
+    found = np.asarray(ids if flat else [])
     ascending = found.dtype.kind == "i" and np.array_equal(found, np.unique(found))
     if not ascending or len(found) != config.draft_vocab or not 0 <= found[0] <= found[-1] < config.vocab_size:
         raise ValueError(f"{path} must hold as 'ids' {config.draft_vocab} ascending tokens below {config.vocab_size}, "

@@ -348,7 +348,7 @@ def _check_weights(params: Any) -> None:
     finite = jax.jit(lambda tree: jax.tree.map(lambda leaf: jnp.isfinite(leaf).all(), tree))(params)
     broken = [jax.tree_util.keystr(path) for path, fine in jax.tree_util.tree_leaves_with_path(finite) if not fine]
     if broken:
-        raise ValueError(f"{len(broken)} weights of the draft model that are not finite numbers, {broken[0]} the first: "
+        raise ValueError(f"{len(broken)} weights of the draft model that are not finite numbers, first {broken[0]}: "
                          "give another draft model")
 
 

@@ -32,6 +32,8 @@ def define_flags() -> None:
 def main(argv: list[str]) -> int:
     if len(argv) > 1:
         raise ValueError(f"unexpected argument {argv[1]!r}: name a method with --method or a config with --config")
+    if not __debug__:
+        raise ValueError("python -O leaves out the assertions that the checks are made of: run without -O")
     from parallax.proof import command, wanted  # late, with all of jax, so that mistyped flags answer at once
     chosen = wanted.resolve(flags.FLAGS)
     return command.prove(**chosen)

@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
 
+from parallax import costs, report, zoo
 from parallax import prompts as prompt_files
-from parallax import report, zoo
 from parallax.decoding import METHODS, check_settings, defaults, method
 from parallax.decoding.sampling import SAMPLING, make_sampler
 from parallax.generate import Completion, LanguageModel, Run
@@ -62,12 +62,16 @@ def decode(config: Any, given: dict[str, Any], flags: Any) -> None:
                    **settings}
         run = _show(model, texts, {**settings, "method": name, "options": options},
                     lambda i, done: output and output.write(report.record(texts[i], done, made_by)))
-    runs, reference = [run], None
+    runs, reference, why = [run], None, None
     if compare and name != "autoregressive":
         with console.status("plain decoding, for comparison"):
             run, reference = _compared(model, texts, settings, run, name, options)
         runs = [run, reference]
+        with console.status("what a step costs"):
+            why = _explained(model, settings, run, name, options, min(settings["batch_size"], len(texts)))
     console.print(report.table(runs, reference))
+    if why is not None:
+        console.print(why, highlight=False, markup=False, soft_wrap=True)
 
 
 def _compared(model: LanguageModel, texts: Sequence[str], settings: dict[str, Any], run: Run, name: str,
@@ -88,6 +92,20 @@ def _compared(model: LanguageModel, texts: Sequence[str], settings: dict[str, An
     warm, warm_reference = again(), again(**plain)
     return (dataclasses.replace(warm, compile=run.compile),
             dataclasses.replace(warm_reference, compile=reference.compile))
+
+
+def _explained(model: LanguageModel, settings: dict[str, Any], run: Run, name: str, options: dict[str, Any],
+               batch: int) -> str:
+    """What the cost model expects of the run: speedup, break-even, and why tokens per forward are not speed."""
+    of_batch = {key: value[:batch] if isinstance(value, (list, tuple)) else value
+                for key, value in settings.items() if key in SAMPLING}
+    decoder = model.decoder(name, options, verifier=settings["verifier"], **of_batch)
+    params = model.params if method(name).needs_draft else {"target": model.params["target"]}
+    block = costs.block_rows(decoder, params, batch)
+    target = costs.measure(model.model, params["target"], batch, (block,))
+    rows = sum(done.target_rows for done in run.completions) / run.target_forwards
+    return costs.explain(run.tokens_per_forward, rows, costs.mixed_ms(target, rows, block),
+                         costs.draft_ms(decoder, params, batch), target)
 
 
 def _settings(config: Any, given: dict[str, Any]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ reads every text. Sources: FR-Spec (arXiv:2502.14856) keeps the most frequent to
 
 from __future__ import annotations
 
+import gzip
 import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -133,11 +134,12 @@ def latencies(config: ModelConfig, params: Any, *, repeats: int = 20) -> dict[in
 
 
 def read_texts(path: str) -> list[str]:
-    """The texts of a file: of a .jsonl file what was written (`text`) if the lines say so, else as `prompts.read`."""
+    """The texts of a file: of a .jsonl(.gz) file what was written (`text`) if lines say so, else as `prompts.read`."""
     texts = prompts.read(path)
-    if not path.endswith(".jsonl"):
+    if not path.removesuffix(".gz").endswith(".jsonl"):
         return texts
-    rows = [json.loads(line) for line in Path(path).read_text("utf-8-sig").split("\n") if line.strip()]
+    with (gzip.open if path.endswith(".gz") else open)(path, "rt", encoding="utf-8-sig") as file:
+        rows = [json.loads(line) for line in file if line.strip()]
     return [row["text"] if isinstance(row, dict) and isinstance(row.get("text"), str) else text
             for row, text in zip(rows, texts)]
 

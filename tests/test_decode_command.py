@@ -5,6 +5,7 @@ import gzip
 import json
 import os
 import pathlib
+import re
 import runpy
 import shutil
 import subprocess
@@ -131,6 +132,7 @@ def test_compare_says_whether_the_tokens_are_those_of_plain_decoding(method, dec
     else:
         assert table["tokens equal"] == ["yes", "-"] and table["tokens"] == ["8", "8"]
         assert table["speedup (decode)"][1] == "1.00x"
+        assert re.search(r"\n\d\.\d\d tokens per forward, but a block of .* expected \d+\.\d\dx; .* loses", result.err)
 
 
 def test_a_draft_model_writes_ahead_and_is_in_the_records(decode, expected, tiny_folder, tmp_path):
@@ -369,13 +371,13 @@ def fails(result, *messages):
     (["--max_new_tokens"], ["Missing value for flag --max_new_tokens"]),
     (["--max_new_tokens=0"], ["max_new_tokens must be at least 1, got 0"]),
     (["--batch_size=0"], ["batch_size must be at least 1, got 0"]),
-    (["--temperature=-1"], ["temperature must be 0 (greedy) or positive, got -1.0"]),
+    (["--temperature=-1"], ["temperature must be 0 (greedy) or from 1e-30 to 1e30, got -1.0"]),
     (["--temperature=1", "--top_k=-1"], ["top_k must be a whole number of tokens, 0 for all, got -1"]),
     (["--temperature=1", "--top_p=2"], ["top_p must be in (0, 1], got 2.0"]),
     (["--temperature=1", "--min_p=2"], ["min_p must be in [0, 1], got 2.0"]),
     (["--temperature=1", "--typical_p=0"], ["typical_p must be in (0, 1], got 0.0"]),
     (["--typical_p=0.5"], ["change nothing at temperature 0 (greedy): set a temperature"]),
-    (["--repetition_penalty=0"], ["repetition_penalty must be positive, 1 for none, got 0.0"]),
+    (["--repetition_penalty=0"], ["repetition_penalty must be from 1e-6 to 1e6, 1 for none, got 0.0"]),
     (["--logit_bias=5"], ["logit_bias must be {token id: number}, as in {\"50256\": -100}, got 5"]),
     (["--verifier=typical(epsilon=2)"], ["epsilon must be in [0, 1], got 2"]),
     (["--seed=99999999999999999999"], ["seed must be a number of 32 bits"]),

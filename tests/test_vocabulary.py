@@ -1,5 +1,6 @@
 """Reduced draft vocabularies: what is kept, the trimmed head, its law under rejection, and the command."""
 
+import gzip
 import json
 import subprocess
 import sys
@@ -152,6 +153,8 @@ def test_the_command_writes_a_folder_that_drafts(trimmed_folder, tiny_folder):
     whole, trimmed = zoo.load(str(tiny_folder)), zoo.load(str(folder / "out"))
     texts = read_texts(str(folder / "texts.jsonl"))
     assert texts == ["the quick brown fox", "the lazy dog"]
+    (folder / "texts.jsonl.gz").write_bytes(gzip.compress((folder / "texts.jsonl").read_bytes()))
+    assert read_texts(str(folder / "texts.jsonl.gz")) == texts
     wanted = sorted({t for text in texts for t in whole.tokenizer.encode(text)} | set(whole.eos_ids))
     assert trimmed.params["d2t"].tolist() == wanted and trimmed.config.draft_vocab == len(wanted)
     np.testing.assert_array_equal(trimmed.params["head"], whole.params["head"][wanted])
@@ -177,7 +180,7 @@ def test_a_trimmed_checkpoint_reads_back_as_it_was_written(dtype, tmp_path):
     np.testing.assert_allclose(np.asarray(again.params["head"], np.float32), params["head"], rtol=1e-2)
 
 
-@pytest.mark.parametrize("ids", [[0, 3], [3, 0, 1], [0, 3, 16], [0, 1.5, 3], "none"])
+@pytest.mark.parametrize("ids", [[0, 3], [3, 0, 1], [0, 3, 16], [0, 1.5, 3], [[0, 3], 5], "none"])
 def test_a_folder_whose_ids_do_not_fit_its_config_is_refused(ids, tmp_path):
     config = ModelConfig(vocab_size=16, hidden_size=8, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=4,
                          intermediate_size=8, max_positions=16)

@@ -202,11 +202,11 @@ _CUTOFF = _Range(lambda x: 0 <= x < 1, "in [0, 1)", 0)
 _PENALTY = _Range(lambda x: -2 <= x <= 2, "in [-2, 2]", 0)
 _RANGES = {
     # Beyond these float32, in which the loop computes, knows only 0 and infinity.
-    "temperature": _Range(lambda x: x == 0 or 1e-30 <= x <= 1e30, "0 (greedy) or positive, from 1e-30 to 1e30", 0),
+    "temperature": _Range(lambda x: x == 0 or 1e-30 <= x <= 1e30, "0 (greedy) or from 1e-30 to 1e30", 0),
     "top_k": _Range(lambda x: 0 <= x < 2**31 and x == int(x), "a whole number of tokens, 0 for all", 0),
     "top_p": _SHARE, "min_p": _Range(lambda x: 0 <= x <= 1, "in [0, 1]", 0), "typical_p": _SHARE,
     "epsilon_cutoff": _CUTOFF, "eta_cutoff": _CUTOFF,
-    "repetition_penalty": _Range(lambda x: 1e-6 <= x <= 1e6, "positive, 1 for none, from 1e-6 to 1e6", 1),
+    "repetition_penalty": _Range(lambda x: 1e-6 <= x <= 1e6, "from 1e-6 to 1e6, 1 for none", 1),
     "presence_penalty": _PENALTY, "frequency_penalty": _PENALTY,
 }
 

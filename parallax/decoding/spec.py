@@ -34,7 +34,7 @@ def parse(text: str, registry: Mapping[str, type], role: str) -> tuple[type, dic
     """
     if not isinstance(text, str):
         raise ValueError(f"a {role} must be named by a text, got {text!r}")
-    form = f"expected a {role} as name or name(option=value), one of {', '.join(registry)}"
+    form = f"expected {role} as name or name(option=value), one of {', '.join(registry)}"
     try:
         tree = ast.parse(text.strip(), mode="eval").body
         call = tree if isinstance(tree, ast.Call) else ast.Call(tree, [], [])
@@ -43,8 +43,6 @@ def parse(text: str, registry: Mapping[str, type], role: str) -> tuple[type, dic
         name = call.func.id
         positional = [ast.literal_eval(arg) for arg in call.args]
         options = {word.arg: ast.literal_eval(word.value) for word in call.keywords}
-        if len(options) < len(call.keywords):
-            raise SyntaxError
         if len(options) < len(call.keywords):                       # a name that is given twice
             raise SyntaxError
     except (SyntaxError, ValueError, RecursionError, MemoryError):

@@ -25,7 +25,7 @@ from parallax.generate import LanguageModel
 from parallax.proof import law, rules, structure, table, ties, tokens
 from parallax.proof.real import Real
 from parallax.proof.record import TARGET, Record, Task
-from parallax.proof.subjects import Subject, everything, target, trace
+from parallax.proof.subjects import Subject, everything, refusal, target, trace
 
 _KEPT = 48              # checks after which compiled programs are dropped: a process may map only so many
 
@@ -51,7 +51,7 @@ def prove(subjects: Sequence[Subject] | None = None, *, rule_texts: Sequence[str
       ValueError: parts that do not fit together, or an output that cannot be written; before anything is checked.
     """
     _check_output(output, overwrite)
-    explicit = subjects is not None
+    explicit, refused = subjects is not None, {}
     if explicit:
         for subject in subjects:
             _check(subject)
@@ -61,7 +61,9 @@ def prove(subjects: Sequence[Subject] | None = None, *, rule_texts: Sequence[str
         for subject in subjects:
             trace(subject.sampled(target()), target().case(subject))
     else:
-        subjects = everything(sampling or Subject("autoregressive").sampling)
+        found = [(subject, refusal(subject)) for subject in everything(sampling or Subject("autoregressive").sampling)]
+        subjects = [subject for subject, why in found if why is None]
+        refused = {f"{subject.label} {subject.verifier}": why for subject, why in found if why is not None}
     tasks = [*plan(subjects, quick), *rules.plan(rule_texts, quick), *(rules.controls() if controls else ())]
     if model is not None:
         tasks += real_tasks(subjects, model, draft, quick, explicit)
@@ -82,8 +84,11 @@ def prove(subjects: Sequence[Subject] | None = None, *, rule_texts: Sequence[str
         console.print(f"[bold red]failed[/] {escape(line)}", soft_wrap=True, highlight=False)
     console.print(f"{len(records) - len(fallen)} of {len(records)} checks passed. {table.limits()}.", soft_wrap=True,
                   highlight=False)
+    if refused:
+        console.print(f"{len(refused)} combinations were refused, as by `decode`; the .json file of --output says why.",
+                      soft_wrap=True, highlight=False)
     if output is not None:
-        table.write(output, records, _facts(quick))
+        table.write(output, records, {**_facts(quick), "refused": refused})
         console.print(output, markup=False, highlight=False, soft_wrap=True)
     return 1 if fallen else 0
 

@@ -42,7 +42,7 @@ class Real:
             note = f"prompt {wrong} differs from plain decoding at token {parts[wrong]}"
             if check == "greedy":
                 gap = ties.divergences([self._texts(wrong, pairs)], self._logits)[0]["gap"]
-                note += f", where the two best logits are {gap:.1e} apart"
+                note += f", where one of the two logits is {gap:.1e} below the best"
         numbers = {"equal": parts.count(None), "of": len(parts), "equal_tokens": share(pairs),
                    "accepted_per_step": sum(c.accepted for c in run.completions) / run.target_forwards}
         return Record(self.name, subject.label, subject.verifier, run.guarantee, check, not note, numbers, note)

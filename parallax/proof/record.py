@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -28,6 +29,7 @@ class Record:
       passed: whether the claim stood.
       numbers: what was measured.
       note: what went wrong, in one line.
+      seconds: what the check took.
     """
 
     on: str
@@ -38,6 +40,7 @@ class Record:
     passed: bool
     numbers: dict[str, Any] = dataclasses.field(default_factory=dict)
     note: str = ""
+    seconds: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,10 +53,15 @@ class Task:
 
     def run(self) -> Record:
         """Whatever a check raises, its claim was not proven; one broken method must not hide all others."""
+        began = time.perf_counter()
         try:
-            return self.check()
+            record = self.check()
         except AssertionError as error:
-            said = str(error)
+            record = self.failed(_line(str(error)))
         except Exception as error:
-            said = f"{type(error).__name__}: {error}"
-        return self.failed(" ".join(said.split())[:300])
+            record = self.failed(_line(f"{type(error).__name__}: {error}"))
+        return dataclasses.replace(record, seconds=round(time.perf_counter() - began, 2))
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())[:300]

@@ -36,12 +36,12 @@ def plan(texts: Sequence[str], quick: bool) -> Iterator[Task]:
         rule, largest = spec.build(text, VERIFIERS, "verifier", sampler=Sample()), None
         for name in QUICK if quick else SHAPES:
             widths = SHAPES[name]
-            # Rules without `judge` are asked for all tokens that could be drawn at every node by itself. That is many
-            # for a 2x2; and nodes of equal paths, which only come with replacement, draw the same in the loop.
+            # Rules without `judge` are asked for all tokens that could be drawn at every node by itself, which are many
+            # for a 2x2. They do not ask how siblings were drawn.
             judges = hasattr(rule, "judge")
             if quick and not judges and name == "2x2":
                 continue
-            count = 2 if not judges and name == "2x2" else QUICK_TABLES if quick else TABLES
+            count = QUICK_TABLES if quick else TABLES
             for replacement in (False, True) if max(widths) > 1 and judges else (False,):
                 source = Source(levels(*widths), replacement)
                 if takes(rule, source):

@@ -78,11 +78,13 @@ class Target:
 def target(seed: int = 0, dtype: str = "float32") -> Target:
     """A target of 16 tokens: so few that a guess is often right.
 
-    Odd seeds have small weights, whose text soon repeats itself: there drafts from the text are right.
+    Odd seeds have small weights, whose text soon repeats itself, and large logits, so that what is drawn does so as
+    well: there drafts from the text are right.
     """
     model, params = tiny_model(seed, vocab_size=16)
     if seed % 2:
         params = jax.tree.map(lambda w: w / 3 if w.ndim > 1 else w, params)
+        params = {**params, "final_norm": jax.tree.map(lambda w: 8 * w, params["final_norm"])}
     leaves, structure = jax.tree.flatten(params)
     random = np.random.default_rng(seed)
     noisy = [w + jnp.asarray(0.15 * np.std(w) * random.standard_normal(w.shape), w.dtype) for w in leaves]
@@ -93,17 +95,17 @@ def target(seed: int = 0, dtype: str = "float32") -> Target:
     return Target(model, model, both)
 
 
-def fits(subject: Subject) -> bool:
-    """Whether method and verifier can be used together on some target; some rules only see it in a whole draft."""
+def refusal(subject: Subject) -> str | None:
+    """Why method and verifier cannot be used together, if so; some rules only see it in a whole draft."""
     try:
         check_settings(subject.method, subject.options, verifier=subject.verifier,
                        draft=method_of(subject.method).needs_draft)
         trace(subject.sampled(target()), target().case(subject))
-    except ValueError:
-        return False
+    except ValueError as error:
+        return " ".join(str(error).split())
     except Exception:                       # broken, which the checks are to say
         pass
-    return True
+    return None
 
 
 def trace(decoder: Decoder, case: Case) -> None:
@@ -112,8 +114,8 @@ def trace(decoder: Decoder, case: Case) -> None:
 
 
 def everything(sampling: Mapping[str, Any]) -> list[Subject]:
-    """All methods with all verifiers that they can be used with and that promise something; all trees and controllers
-    with a draft model, followed and by token-level rejection.
+    """All methods with all verifiers that promise something; all trees and controllers with a draft model, followed and
+    by token-level rejection. Not all of these fit together: see `refusal`.
 
     What a lossy rule costs depends on the drafts; it is measured on those of a draft model alone.
     """
@@ -124,4 +126,4 @@ def everything(sampling: Mapping[str, Any]) -> list[Subject]:
     found += [Subject("draft_model", {option: name}, verifier, sampling)
               for option, registry in (("tree", TREES), ("controller", CONTROLLERS)) for name in registry
               for verifier in ("follow", "rejection")]
-    return [subject for subject in found if fits(subject)]
+    return found

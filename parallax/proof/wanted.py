@@ -10,7 +10,7 @@ from typing import Any
 from parallax.decoding import METHODS, VERIFIERS, Sample, defaults, method, spec
 from parallax.decoding.sampling import active, make_sampler, sequences
 from parallax.models.config import nearest
-from parallax.proof.subjects import TEMPERATURE, Subject, fits
+from parallax.proof.subjects import TEMPERATURE, Subject, refusal
 from parallax.settings import complete
 
 _CONFIGS = pathlib.Path("configs/decode")
@@ -31,6 +31,7 @@ def resolve(flags: Any) -> dict[str, Any]:
     if flags.draft and not flags.model:
         raise ValueError("a draft model without a model: add --model")
     sampling = {"temperature": flags.temperature or TEMPERATURE}
+    make_sampler(**sampling)
     subjects, rules = None, []
     if flags.config:
         subjects = [from_config(name, flags.temperature) for name in flags.config]
@@ -40,7 +41,7 @@ def resolve(flags: Any) -> dict[str, Any]:
         spec.build(verifier, VERIFIERS, "verifier", sampler=Sample())              # says what is wrong with it
         chosen = [Subject(name, _options(name, flags.options), verifier, sampling)
                   for name in ([flags.method] if flags.method else METHODS)]
-        subjects = chosen if flags.method else [subject for subject in chosen if fits(subject)]
+        subjects = chosen if flags.method else [subject for subject in chosen if not refusal(subject)]
         rules = [verifier]
     everything = flags.all or subjects is None
     return dict(subjects=None if everything else subjects, sampling=sampling,

@@ -143,15 +143,14 @@ TABLE = np.asarray([[1.0, 0.2, -0.5], [0.0, 1.1, 0.4], [0.6, -0.4, 0.9]])
 GUESS = np.asarray([[0.2, 1.0, -0.5], [0.3, 0.6, 0.4], [1.6, -0.4, 0.3]])
 
 
-@pytest.mark.parametrize("options, right", [(dict(controller="confidence(threshold=0.5)"), True),
-                                            (dict(controller="heuristic(start=1)"), True)])
-def test_a_stop_that_reads_the_draft_keeps_the_law(options, right):
+@pytest.mark.parametrize("controller", ["confidence(threshold=0.5)", "heuristic(start=1)"])
+def test_a_stop_keeps_the_law(controller):
     model, target = MarkovModel.create(TABLE)
     ours = make_decoder("draft_model", model, draft=model, sampler=Sample(), verifier="rejection", draft_length=3,
-                        **options)
+                        controller=controller)
     params = {"target": target, "draft": MarkovModel.create(GUESS)[1]}
     law = markov_law(np.asarray(jax.nn.softmax(jnp.asarray(TABLE), -1)), 0, 4)
-    assert (p_value(sample_many(ours, params, [0], 4, 20000), law) > 1e-5) == right
+    assert p_value(sample_many(ours, params, [0], 4, 20000), law) > 1e-5
 
 
 @pytest.mark.parametrize("text, message", [

@@ -8,7 +8,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from parallax.decoding import DraftModel, Follow, Greedy, Sample, Shape, Speculative, acceptance, loop, make_decoder
+from parallax.decoding import (
+    DraftModel,
+    Follow,
+    Greedy,
+    MaskFill,
+    Sample,
+    Shape,
+    Speculative,
+    acceptance,
+    loop,
+    make_decoder,
+)
 from parallax.decoding.base import Context, Drafter, policy
 from parallax.models import Block, Model
 from parallax.testing import CHECKS, Case, OracleDrafter, check_cache, tiny_config, tiny_model
@@ -27,7 +38,7 @@ def case():
 class Instead(Drafter):
     """Lets `drafter` draft, and then offers the right answer, which the drafter does not know."""
 
-    drafter: DraftModel
+    drafter: Drafter
     other: OracleDrafter
 
     @property
@@ -45,9 +56,12 @@ class Instead(Drafter):
         return self.drafter.observe(params["model"], own, advance, step, ctx)
 
 
-@pytest.mark.parametrize("text", ["chain(1)", "chain(3)", "levels(2, 2)", "beam(2, 3, 4)"])
-def test_the_cache_is_right_whoever_drafted_what_was_accepted(text, case):
-    drafter = DraftModel(model=Model(tiny_config(**DRAFT)), tree=text)
+MODEL = Model(tiny_config(**DRAFT))
+DRAFTERS = [DraftModel(model=MODEL, tree=text) for text in ("chain(1)", "chain(3)", "levels(2, 2)", "beam(2, 3, 4)")]
+
+
+@pytest.mark.parametrize("drafter", [*DRAFTERS, MaskFill(model=MODEL, draft_length=2)])
+def test_the_cache_is_right_whoever_drafted_what_was_accepted(drafter, case):
     other = OracleDrafter(shape=Shape.chain(4), right=(True,) * 4)
     ours = Speculative(model=case.model, drafter=Instead(drafter=drafter, other=other), verifier=Follow())
     answers = np.zeros((3, case.capacity), np.int32)
@@ -60,8 +74,9 @@ def test_the_cache_is_right_whoever_drafted_what_was_accepted(text, case):
     while not np.asarray(state.done).all():
         state, info = loop.advance(inputs.decoder, inputs.params, state, jnp.int32(1))
         most = max(most, int(info.emitted.max()))
-        check_cache(drafter.model, case.params["draft"]["model"], state.tokens, state.own.cache)
-        assert (np.asarray(state.length - state.own.cache.length) <= 2).all()
+        cache = getattr(state.own, "cache", state.own)
+        check_cache(drafter.model, case.params["draft"]["model"], state.tokens, cache)
+        assert (np.asarray(state.length - cache.length) <= 2).all()
     assert most == 5                                                       # more than a draft begins with
     CHECKS["equals_plain_decoding"](ours, case)
 

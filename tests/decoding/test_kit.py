@@ -29,6 +29,16 @@ NAMES = [(name, sampler) for name in [*METHODS, "draft_is_target", *ORACLES] for
 RUNS = [(*which, check) for which in NAMES for check in CHECKS]
 RUNS += [(name, "sampled", check) for name in ("rejection", "staged_rejection", "mask_fill_rejection")
          for check in CHECKS if check != "equals_plain_decoding"]
+# What is common to greedy and sampled drafts is tried with greedy ones each time; these are one program per decoder.
+CORE = ("autoregressive", "token_recycling", "draft_model", "rejection")
+OFTEN = ("equals_plain_decoding", "limits", "no_recompilation")
+
+
+def _often(name, sampler, check):
+    return sampler == "greedy" or name in CORE or check in OFTEN
+
+
+RUNS = [run if _often(*run) else pytest.param(*run, marks=pytest.mark.slow) for run in RUNS]
 
 
 def _decoder(name, sampler, case):

@@ -7,9 +7,9 @@ import pytest
 
 from parallax.decoding import METHODS, VERIFIERS, Follow, Greedy, Rejection
 from parallax.decoding.base import policy
-from parallax.proof import command, rules, tokens
-from parallax.proof.record import CONTROL
-from parallax.proof.subjects import Subject, everything, fits
+from parallax.proof import command, rules, table, tokens
+from parallax.proof.record import CONTROL, TARGET, Record
+from parallax.proof.subjects import Subject, everything, refusal
 from parallax.testing import controls
 
 
@@ -92,12 +92,22 @@ def test_a_control_comes_out_as_wrong(name):
 
 
 def test_only_what_fits_is_proven():
-    assert fits(Subject("draft_model", {}, "rejection")) and not fits(Subject("prompt_lookup", {}, "rejection"))
-    assert not fits(Subject("draft_model", {"tree": "levels(2, 2)"}, "block"))
+    assert refusal(Subject("draft_model", {}, "rejection")) is None
+    assert "known law" in refusal(Subject("prompt_lookup", {}, "rejection"))
+    assert "verifies chains" in refusal(Subject("draft_model", {"tree": "levels(2, 2)"}, "block"))
 
 
-def test_all_methods_and_all_rules_are_among_everything(monkeypatch):
-    monkeypatch.setattr("parallax.proof.subjects.fits", lambda subject: True)
+def test_what_does_not_fit_is_told(monkeypatch, capsys, tmp_path):
+    pairs = [Subject("autoregressive"), Subject("prompt_lookup", {}, "rejection")]
+    monkeypatch.setattr(command, "everything", lambda sampling: pairs)
+    monkeypatch.setattr(command, "plan", lambda subjects, quick: [subjects] * 0 if len(subjects) == 1 else 1 / 0)
+    assert command.prove(output=str(tmp_path / "proof.json")) == 0
+    told = json.loads((tmp_path / "proof.json").read_text())["refused"]
+    assert list(told) == ["prompt_lookup rejection"] and "known law" in told["prompt_lookup rejection"]
+    assert "1 combinations were refused" in capsys.readouterr().out
+
+
+def test_all_methods_and_all_rules_are_among_everything():
     found = everything({"temperature": 0.8})
     assert {subject.method for subject in found} == set(METHODS)
     assert {subject.verifier for subject in found} == set(VERIFIERS)
@@ -117,3 +127,17 @@ def test_bad_input_is_refused_before_work(tmp_path):
 def test_the_tiny_targets_differ_in_how_soon_they_repeat_themselves():
     lively, looping = (len(set(tokens.reference(seed, ((3, 5, 7),), 24, 3, Greedy())[0][3:])) for seed in (0, 1))
     assert lively > 4 > looping
+
+
+def test_what_is_drawn_repeats_itself_too_so_that_drafts_from_the_text_are_accepted():
+    record = tokens.equal_tokens(Subject("prompt_lookup"), "seeded", seeds=(1,))
+    assert record.passed and record.numbers["accepted_per_step"] > 0.1
+
+
+def test_a_method_that_never_had_a_draft_accepted_is_not_called_proven():
+    def verdict(method, accepted):
+        record = Record(TARGET, method, "follow", "exact", "greedy", True, {"accepted_per_step": accepted})
+        return table._verdict([record])
+
+    assert "proven" in verdict("m", 0.1) and "proven" in verdict("autoregressive", 0.0)
+    assert "no draft accepted" in verdict("m", 0.0)

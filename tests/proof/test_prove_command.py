@@ -56,6 +56,7 @@ def asked(monkeypatch):
     (["--config=nope"], "there is no config 'nope'"),
     (["--config=prompt_lookup:nope"], "cannot be read: ValueError: unknown variant 'nope'"),
     (["--temperature=0"], "temperature must be above 0"),
+    (["--temperature=inf"], "temperature must be 0 (greedy) or from 1e-30 to 1e30, got inf"),
     (["--draft=tiny-python-draft"], "a draft model without a model"),
     (["--output=/nowhere/x.json", "--method=prompt_lookup"], "expected a file in an existing folder"),
     (["more"], "unexpected argument 'more'"),

@@ -23,6 +23,11 @@ def test_a_divergence_has_its_place_and_its_gap():
     assert found[0]["gap"] == pytest.approx(0.2) and found[1]["gap"] == float("inf")
 
 
+def test_a_token_that_is_none_of_the_two_best_is_no_near_tie():
+    (found,) = ties.divergences([([1, 2, 2], [1, 2, 0])], logits)
+    assert found["gap"] == 7 and not ties.record("tiny", "m", "follow", "exact", [found], 1).passed
+
+
 @pytest.mark.parametrize("gap, guarantee, passed", [(8 * TIE, "exact", True), (8.1 * TIE, "exact", False),
                                                     (8.1 * TIE, "lossy", True)])
 def test_exact_methods_may_part_at_near_ties_alone(gap, guarantee, passed):
@@ -37,6 +42,14 @@ def test_the_logits_behind_a_text_name_the_token_that_plain_decoding_writes():
     written = case.reference(Greedy())[0]
     for text in (prompt, written[:17]):                            # in a power of two of slots, and one beyond
         assert ties.logits_behind(case.model, case.params["target"], text).argmax() == written[len(text)]
+
+
+def test_gaps_are_those_of_penalised_logits():
+    case = Case.tiny()
+    text, params = list(case.prompts[2]), case.params["target"]
+    plain = ties.logits_behind(case.model, params, text)
+    apart = ties.logits_behind(case.model, params, text, Greedy(presence_penalty=1.5)) - plain
+    assert np.flatnonzero(apart).tolist() == sorted(set(text)) and np.allclose(apart[text], -1.5, atol=1e-5)
 
 
 TREE = Shape.paths([(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)])

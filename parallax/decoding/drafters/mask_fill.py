@@ -111,14 +111,14 @@ class MaskFill(Drafter):
         return draft, own
 
     def observe(self, params, own, advance, step, ctx):
-        if step is not None or not self._causal:
-            return own                                      # masks leave nothing in the cache; the text waits
         size = advance.tokens.shape[1]
+        if not self._causal or step is not None and size <= self.draft_length + 1:
+            return own                # masks leave nothing in the cache; the text of a draft of its own length waits
         rows = jnp.broadcast_to(jnp.arange(size), advance.tokens.shape)
         places = own.length[:, None] + rows
         tokens = jnp.take_along_axis(ctx.tokens, jnp.minimum(places, ctx.tokens.shape[1] - 1), 1)
         out = self.model.forward(params, Block(tokens, places, jnp.tril(jnp.ones((size, size), bool))), own)
-        return commit(own, out.kv, rows, advance.count)
+        return commit(own, out.kv, rows, jnp.maximum(ctx.length - 1 - own.length, 0))
 
     def rewind(self, params, own, ctx):
         return truncate(own, ctx.length - 1) if self._causal else own
