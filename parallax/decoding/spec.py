@@ -34,7 +34,8 @@ def parse(text: str, registry: Mapping[str, type], role: str) -> tuple[type, dic
     """
     if not isinstance(text, str):
         raise ValueError(f"a {role} must be named by a text, got {text!r}")
-    form = f"expected {role} as name or name(option=value), one of {', '.join(registry)}"
+    article = "an" if role[0] in "aeiou" else "a"
+    form = f"expected {article} {role} as name or name(option=value), one of {', '.join(registry)}"
     try:
         tree = ast.parse(text.strip(), mode="eval").body
         call = tree if isinstance(tree, ast.Call) else ast.Call(tree, [], [])

@@ -176,7 +176,7 @@ def test_draft_models_that_do_not_fit_are_refused_before_anything_compiles(chang
     ("draft_model", dict(), r"'draft_model' needs a draft model: give one with the target's tokenizer .*--draft"),
     ("prompt_lookup", dict(draft=True), "'prompt_lookup' uses no draft model, but one was given: expected .*draft_m"),
     ("draft_model", dict(verifier="reject"), "unknown verifier 'reject': expected one of follow, rejection.*; did you"),
-    ("prompt_lookup", dict(verifier="rejection"), "of 'prompt_lookup' have none: expected method draft_model.*, or veri"),
+    ("prompt_lookup", dict(verifier="rejection"), "of 'prompt_lookup' have none: expected method draft_model.*, or"),
     ("autoregressive", dict(verifier="rejection"), "of 'autoregressive' have none"),
     ("draft_model", dict(options=dict(draft_length=0), draft=True), "draft_length must be at least 1, got 0"),
     ("draft_model", dict(options=dict(length=3), draft=True), "has no option 'length': expected one of draft_length"),

@@ -84,7 +84,7 @@ def test_every_negative_control_is_caught_and_one_that_is_not_fails(monkeypatch,
     assert "NOT CAUGHT" in out and "missed" in out and out.count("caught") >= 1
 
 
-@pytest.mark.parametrize("name", ["weak drafted token dropped", "traversal with another alpha"])
+@pytest.mark.parametrize("name", ["weak drafted token dropped"])
 def test_a_control_comes_out_as_wrong(name):
     (task,) = [task for task in rules.controls() if task.label.endswith(name)]
     record = task.run()
