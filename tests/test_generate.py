@@ -57,8 +57,12 @@ def eos(tiny_lm, plain, monkeypatch):
     return at + 1
 
 
+CORE = ("autoregressive", "prompt_lookup", "draft_model", "combined")         # the others: tests/decoding/test_kit.py
+EACH = [name if name in CORE else pytest.param(name, marks=pytest.mark.slow) for name in METHODS]
+
+
 @pytest.mark.parametrize("batch_size", [1, 3])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", EACH)
 def test_greedy_text_is_that_of_plain_decoding(method, batch_size, tiny_lm, plain):
     run = tiny_lm.generate(PROMPTS, method=method, max_new_tokens=NEW, batch_size=batch_size)
     assert ids(run) == ids(plain)
@@ -72,7 +76,7 @@ def test_greedy_text_is_that_of_plain_decoding(method, batch_size, tiny_lm, plai
 
 
 @pytest.mark.parametrize("batch_size", [1, 3])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", EACH)
 def test_sampled_text_is_that_of_plain_decoding_with_the_same_seed(method, batch_size, tiny_lm, plain, plain_sampled):
     run = tiny_lm.generate(PROMPTS, method=method, max_new_tokens=NEW, batch_size=batch_size, **SAMPLED)
     assert ids(run) == ids(plain_sampled) != ids(plain)
@@ -175,7 +179,7 @@ def test_text_is_as_long_as_was_asked_for(max_new_tokens, tiny_lm, plain):
     assert run.target_forwards == max_new_tokens
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", EACH)
 def test_end_of_text_ends_a_completion(method, eos, tiny_lm, plain):
     first, second, third = tiny_lm.generate(PROMPTS, method=method, max_new_tokens=NEW, batch_size=3).completions
     assert first.ids == plain.completions[0].ids[:eos] and first.finish == "eos"

@@ -1,26 +1,25 @@
-"""Where copying pays: SmolLM2 on 20 editing and copying tasks, prompt lookup with short and long drafts.
+"""Drafters without training where copying pays: SmolLM2 on 20 editing and copying tasks.
 
     python -m parallax.bench --config editing --output bench/editing
 
-Two CPU cores: prompt lookup 4.25 tokens per forward and 2.9 times plain decoding with drafts of 7 tokens (drafts of 15
-have no figure yet), token recycling 2.15 and 1.3 times; equal tokens in all 20 with both.
-`:smoke` is one prompt of 16 tokens.
+Two CPU cores: prompt lookup 4.25 tokens per forward and 2.9 times plain decoding, token recycling 2.15 and 1.3 times.
+`:smoke` is one prompt of 16 tokens and three of the methods.
 """
 
 from parallax.benchmark import defaults
 
+METHODS = ("prompt_lookup", "adaptive_ngram", "input_guided", "suffix_match", "trigram", "ngram_pool",
+           "token_recycling", "combined")
+
 
 def get_config(variant: str = ""):
     config = defaults.get_config()
-    config.methods = (
-        {"name": "prompt_lookup", "label": "prompt_lookup"},
-        {"name": "prompt_lookup", "options": {"draft_length": 15}, "label": "prompt_lookup, drafts of 15"},
-        {"name": "token_recycling"},
-    )
+    config.methods = METHODS
     config.prompts = ("benchmarks/prompts/editing.jsonl",)
     config.chat = True
     if variant == "smoke":
         config.count, config.repeats, config.max_new_tokens = 1, 1, 16
+        config.methods = METHODS[:3]
     elif variant:
         raise ValueError(f"unknown variant {variant!r}: expected smoke")
     return config

@@ -11,7 +11,6 @@ from parallax.testing import CHECKS
 # Equality has a check of its own, with numbers. The quick selection shares four compiled programs.
 ALL = tuple(name for name in CHECKS if name != "equals_plain_decoding")
 QUICK = ("every_step", "batch_independence", "no_recompilation", "end_of_text", "limits", "tree_mask")
-REST = ("every_step",)                # of a quick selection, where only verifier, tree or controller are new
 
 SAMPLED = ", sampled"                 # behind the name of an invariant that was checked once more, with a temperature
 

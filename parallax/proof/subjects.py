@@ -20,6 +20,7 @@ from parallax.decoding.warpers import Penalties
 from parallax.models import Model
 from parallax.testing import Case, tiny_model
 
+_BASIC = ("follow", "rejection")
 TEMPERATURE = 0.8               # of the sampled checks, where no other is asked for
 
 
@@ -113,17 +114,18 @@ def trace(decoder: Decoder, case: Case) -> None:
     jax.eval_shape(functools.partial(loop.run.__wrapped__, capacity=case.capacity), case.inputs(decoder))
 
 
-def everything(sampling: Mapping[str, Any]) -> list[Subject]:
+def everything(sampling: Mapping[str, Any], quick: bool = False) -> list[Subject]:
     """All methods with all verifiers that promise something; all trees and controllers with a draft model, followed and
     by token-level rejection. Not all of these fit together: see `refusal`.
 
-    What a lossy rule costs depends on the drafts; it is measured on those of a draft model alone.
+    What a lossy rule costs depends on the drafts; it is measured on those of a draft model alone. `quick` takes the
+    other methods with sample-and-follow and token-level rejection only.
     """
     found = [Subject(method, {}, verifier, sampling) for method in METHODS for verifier, rule in VERIFIERS.items()
              # Plain decoding drafts nothing, so there is nothing to verify.
              if (method != "autoregressive" or verifier == "follow")
-             and (rule.guarantee != "lossy" or method == "draft_model")]
+             and (method == "draft_model" or verifier in _BASIC or rule.guarantee != "lossy" and not quick)]
     found += [Subject("draft_model", {option: name}, verifier, sampling)
               for option, registry in (("tree", TREES), ("controller", CONTROLLERS)) for name in registry
-              for verifier in ("follow", "rejection")]
+              for verifier in _BASIC]
     return found

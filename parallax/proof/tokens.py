@@ -19,8 +19,8 @@ from parallax.testing import Case, reference_decode
 from parallax.testing.invariants import texts
 
 
-def equal_tokens(subject: Subject, check: str, *, seeds: Sequence[int]) -> Record:
-    """`greedy` or `seeded`: the tokens of the cache-free reference, on tiny targets, in a batch and alone.
+def equal_tokens(subject: Subject, check: str, *, seeds: Sequence[int], alone: bool = True) -> Record:
+    """`greedy` or `seeded`: the tokens of the cache-free reference, on tiny targets, in a batch and perhaps `alone`.
 
     Only the class `exact` promises them; of the others the share of equal tokens is told.
     """
@@ -30,7 +30,7 @@ def equal_tokens(subject: Subject, check: str, *, seeds: Sequence[int]) -> Recor
         decoder = subject.greedy(model) if check == "greedy" else subject.sampled(model)
         case = subject_case(subject, seed)
         expected = reference(seed, case.prompts, case.new_tokens, case.seed, sampler_of(decoder))
-        for rows in (range(len(case.prompts)), [0]):
+        for rows in (range(len(case.prompts)), *([[0]] if alone else [])):
             result = loop.run(case.inputs(decoder, rows), case.capacity)
             pairs += [(ours[len(case.prompts[row]):], expected[row][len(case.prompts[row]):])
                       for ours, row in zip(texts(result), rows)]

@@ -29,13 +29,14 @@ NAMES = [(name, sampler) for name in [*METHODS, "draft_is_target", *ORACLES] for
 RUNS = [(*which, check) for which in NAMES for check in CHECKS]
 RUNS += [(name, "sampled", check) for name in ("rejection", "staged_rejection", "mask_fill_rejection")
          for check in CHECKS if check != "equals_plain_decoding"]
-# What is common to greedy and sampled drafts is tried with greedy ones each time; these are one program per decoder.
+# Each time: all checks of a few decoders, and of the others those that depend on the drafter. The rest is marked slow.
 CORE = ("autoregressive", "token_recycling", "draft_model", "rejection")
-OFTEN = ("equals_plain_decoding", "limits", "no_recompilation")
+OFTEN = {("greedy", "equals_plain_decoding"), ("greedy", "every_step"), ("greedy", "batch_independence"),
+         ("greedy", "limits"), ("sampled", "equals_plain_decoding"), ("sampled", "no_recompilation")}
 
 
 def _often(name, sampler, check):
-    return sampler == "greedy" or name in CORE or check in OFTEN
+    return name in CORE or (sampler, check) in OFTEN
 
 
 RUNS = [run if _often(*run) else pytest.param(*run, marks=pytest.mark.slow) for run in RUNS]

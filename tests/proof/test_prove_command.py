@@ -106,7 +106,7 @@ def test_a_true_claim_ends_with_status_0_and_a_file(prove, tmp_path, monkeypatch
     output = tmp_path / "proof.json"
     monkeypatch.setattr(command, "plan", lambda subjects, quick: list(_PLAN(subjects, True))[:2])
     result = prove("--method=autoregressive", "--quick", f"--output={output}")
-    assert result.code == 0 and "proven" in result.out and "8 of 8" in result.out
+    assert result.code == 0 and "proven" in result.out and "6 of 6" in result.out
     told = json.loads(output.read_text())
     assert told["passed"] and told["limits"]["tv"] == 1e-9 and {r["check"] for r in told["records"]} >= {"greedy"}
     again = prove("--method=autoregressive", f"--output={output}")
