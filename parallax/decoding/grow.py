@@ -209,18 +209,22 @@ def accepted_columns(grown: Grown, policy: TreePolicy, tokens: Int[Array, "B K"]
     """
     roots = grown.kv.positions.shape[1] - grown.rows.shape[1]
     depth, width = policy.depth, policy.width
-    level = jnp.pad(1 + jnp.arange(grown.rows.shape[1]) // width, (1, 0))                          # of root and rows
+    level = 1 + jnp.arange(grown.rows.shape[1]) // width
     mine, there = (jnp.take_along_axis(x, grown.rows, 1) for x in (grown.tokens, grown.valid))
-    there = there & (level[1:] < grown.levels[:, None])               # a controller may stop in front of a chosen row
-    parents = jnp.where(there, policy.row_of(grown.rows), 0).astype(jnp.int32)
-    mine, parents, there = (jnp.pad(x, ((0, 0), (1, 0))) for x in (mine, parents, there))
-    rows = Draft(mine, parents, there, depth=depth - 1)
-    right = (rows.tokens == tokens[:, jnp.maximum(level - 1, 0)]) & (level < count[:, None])
-    path = trees.verdict(rows, trees.deepest(rows, right), count)
+    there = there & (level < grown.levels[:, None])               # a controller may stop in front of a chosen row
+    right = there & (mine == tokens[:, level - 1]) & (level < count[:, None])
     index = jnp.arange(roots + depth - 1)
-    behind = jnp.take_along_axis(path.path, jnp.clip(index - grown.count[:, None] + 1, 0, depth - 1), 1)
+    behind = jnp.clip(index - grown.count[:, None] + 1, 0, depth - 1)
+    if width == 1:                                                    # a chain of rows, which needs no search
+        deep = jnp.cumprod(right, 1, dtype=jnp.int32).sum(1)
+    else:
+        parents = jnp.where(there, policy.row_of(grown.rows), 0).astype(jnp.int32)
+        mine, parents, there, right = (jnp.pad(x, ((0, 0), (1, 0))) for x in (mine, parents, there, right))
+        rows = Draft(mine, parents, there, depth=depth - 1)
+        path = trees.verdict(rows, trees.deepest(rows, right), count)
+        behind, deep = jnp.take_along_axis(path.path, behind, 1), path.count - 1
     columns = jnp.where(index < grown.count[:, None], index, roots - 1 + behind)
-    return columns, jnp.where(count > 0, grown.count + path.count - 1, 0)
+    return columns, jnp.where(count > 0, grown.count + deep, 0)
 
 
 def _draw(logits: Float[Array, "B W V"], seen: Seen, ctx: Context, level, candidate, children: int, *,
