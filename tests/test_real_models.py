@@ -107,7 +107,9 @@ def _stories():
 
 
 @pytest.mark.skipif(not STORIES.is_file(), reason="stories260K.bin is not beside the repository")
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", [
+    name if name in ("autoregressive", "prompt_lookup", "draft_model", "combined")
+    else pytest.param(name, marks=pytest.mark.slow) for name in METHODS])
 @pytest.mark.parametrize("sampler", [None, Sample(temperature=0.8)], ids=["greedy", "sampled"])
 def test_stories_are_the_same_with_every_method_over_200_tokens(name, sampler):
     model, params = _stories()

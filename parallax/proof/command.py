@@ -116,7 +116,7 @@ def plan(subjects: Sequence[Subject], quick: bool) -> Iterator[Task]:
         if sampled.guarantee in ("exact", "lossy"):
             checks["seeded"] = functools.partial(tokens.equal_tokens, subject, "seeded", seeds=seeds, alone=not quick)
         if not quick or sampled.guarantee != "exact":        # equal tokens have an equal law
-            checks["law"] = functools.partial(law.sampled_law, subject, draws=1500 if quick else 12000)
+            checks["law"] = functools.partial(law.sampled_law, subject, draws=4000 if quick else 16000)
         names = () if brief else structure.QUICK if quick else structure.ALL
         for decoder, suffix in ((greedy, ""), (sampled, "" if greedy is None else structure.SAMPLED)):
             if decoder is not None and not (quick and suffix):

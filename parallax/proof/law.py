@@ -20,13 +20,13 @@ from parallax.proof.tokens import sampler_of
 from parallax.testing import run_many
 
 PROMPT, LENGTH = (3, 5, 7, 3, 5, 7, 3, 5), 3      # repeats itself, so that drafts from the text exist
-_FEWEST = 8                                       # texts that a cell of the test is expected to hold, at least
+_FEWEST, _CELLS = 8, 256                          # texts that a cell is expected to hold, at least; cells, at most
 
 
 def sampled_law(subject: Subject, *, draws: int) -> Record:
     """Texts of three tokens by the tiny target. `exact` and `distribution` promise the law of plain sampling; of a
     lossy decoder the distance to it is told, beside the distance that chance alone makes."""
-    tiny = target()
+    tiny = target(1)                              # repeats itself, so that what is drafted from the text is accepted
     decoder = subject.sampled(tiny)
     params = tiny.case(subject).params
     law = exact_law(tiny.model, params["target"], sampler_of(decoder), PROMPT, LENGTH)
@@ -50,7 +50,8 @@ def accepted_per_step(info) -> float:
 def test(samples: Int[np.ndarray, "draws L"], law: Float[np.ndarray, "outcomes"]) -> dict[str, float]:
     """{p: chi-square p-value, tv: distance of the two, noise: the distance that chance alone makes}.
 
-    Outcomes that are expected fewer than 8 times count as one; which these are does not depend on the samples.
+    Outcomes are pooled, those of one beginning together, into cells that are expected at least 8 times and at most some
+    256 in number: rare ones say nothing alone, and many cells hide a small shift. The samples decide none of it.
     """
     from scipy.special import chdtrc
 
@@ -59,16 +60,25 @@ def test(samples: Int[np.ndarray, "draws L"], law: Float[np.ndarray, "outcomes"]
     seen = np.bincount(samples @ size ** np.arange(length)[::-1], minlength=len(law))
     if seen[law == 0].any():
         return {"p": 0.0, "tv": float(np.abs(seen / draws - law).sum() / 2), "noise": 0.0}
-    order = np.argsort(-law, kind="stable")
-    common = int((draws * law >= _FEWEST).sum())
-    cells = order[:common]
-    expected = np.append(law[cells], law[order[common:]].sum()) * draws
-    counts = np.append(seen[cells], seen[order[common:]].sum())
-    counts, expected = counts[expected > 0], expected[expected > 0]
-    random = np.random.default_rng(0).multinomial(draws, expected / draws, 50)
+    cell = pooled(law, max(_FEWEST / draws, 1 / _CELLS))
+    expected, counts = np.bincount(cell, law) * draws, np.bincount(cell, seen)
+    chances = expected / expected.sum()
+    random = np.random.default_rng(0).multinomial(draws, chances, 50)
     noise = np.abs(random - expected).sum(1).mean() / draws / 2
     return {"p": float(chdtrc(max(len(expected) - 1, 1), ((counts - expected) ** 2 / expected).sum())),
             "tv": float(np.abs(counts - expected).sum() / draws / 2), "noise": float(noise)}
+
+
+def pooled(law: Float[np.ndarray, "outcomes"], least: float) -> Int[np.ndarray, "outcomes"]:
+    """The cell of every outcome: neighbours share one until it has the probability `least`."""
+    cells, cell, mass = np.zeros(len(law), int), 0, 0.0
+    for outcome, chance in enumerate(law):
+        cells[outcome] = cell
+        mass += chance
+        if mass >= least:
+            cell, mass = cell + 1, 0.0
+    # What is left behind the last full cell belongs to it.
+    return np.minimum(cells, max(cell - 1, 0))
 
 
 def exact_law(model: Model, params, sampler: Sampler, prompt, length: int) -> Float[np.ndarray, "outcomes"]:

@@ -30,9 +30,9 @@ RUNS = [(*which, check) for which in NAMES for check in CHECKS]
 RUNS += [(name, "sampled", check) for name in ("rejection", "staged_rejection", "mask_fill_rejection")
          for check in CHECKS if check != "equals_plain_decoding"]
 # Each time: all checks of a few decoders, and of the others those that depend on the drafter. The rest is marked slow.
-CORE = ("autoregressive", "token_recycling", "draft_model", "rejection")
-OFTEN = {("greedy", "equals_plain_decoding"), ("greedy", "every_step"), ("greedy", "batch_independence"),
-         ("greedy", "limits"), ("sampled", "equals_plain_decoding"), ("sampled", "no_recompilation")}
+CORE = ("token_recycling", "rejection")
+OFTEN = {("greedy", "equals_plain_decoding"), ("greedy", "every_step"), ("greedy", "limits"),
+         ("sampled", "equals_plain_decoding")}
 
 
 def _often(name, sampler, check):

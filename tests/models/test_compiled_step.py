@@ -71,8 +71,9 @@ def rewritten(name, batch, kind=Model):
             sum(shape in weights or shape[::-1] in weights for shape in made))
 
 
-@pytest.mark.parametrize("batch", [1, 3])
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name, batch", [
+    (name, batch) if batch == 1 else pytest.param(name, batch, marks=pytest.mark.slow)
+    for name in METHODS for batch in (1, 3)])
 def test_a_step_copies_no_cache_and_no_weight(name, batch):
     assert rewritten(name, batch) == (0, 0)
 

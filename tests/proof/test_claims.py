@@ -7,7 +7,7 @@ import pytest
 
 from parallax.decoding import METHODS, VERIFIERS, Follow, Greedy, Rejection
 from parallax.decoding.base import policy
-from parallax.proof import command, rules, table, tokens
+from parallax.proof import command, law, rules, table, tokens
 from parallax.proof.record import CONTROL, TARGET, Record
 from parallax.proof.subjects import Subject, everything, refusal
 from parallax.testing import controls
@@ -62,6 +62,14 @@ def test_a_wrong_law_is_found_out_by_enumeration_and_through_the_loop(monkeypatc
     assert records[0].numbers["tv"] > 0.01 and records[1].numbers["p"] < 1e-6
 
 
+def test_a_wrong_law_of_a_whole_method_is_found_out(monkeypatch):
+    monkeypatch.setitem(VERIFIERS, "redrawing", Redrawing)
+    wrong, right = (law.sampled_law(Subject("draft_model", {}, rule), draws=4000)
+                    for rule in ("redrawing", "rejection"))
+    assert not wrong.passed and wrong.numbers["p"] < 1e-6
+    assert right.passed and right.numbers["accepted_per_step"] > 1
+
+
 def test_a_right_rule_stands():
     records = [task.run() for task in rules.plan(["rejection"], True) if task.label.split(": ")[1] in
                ("enumerated chain", "law")]
@@ -99,7 +107,7 @@ def test_only_what_fits_is_proven():
 
 def test_what_does_not_fit_is_told(monkeypatch, capsys, tmp_path):
     pairs = [Subject("autoregressive"), Subject("prompt_lookup", {}, "rejection")]
-    monkeypatch.setattr(command, "everything", lambda sampling: pairs)
+    monkeypatch.setattr(command, "everything", lambda *_: pairs)
     monkeypatch.setattr(command, "plan", lambda subjects, quick: [subjects] * 0 if len(subjects) == 1 else 1 / 0)
     assert command.prove(output=str(tmp_path / "proof.json")) == 0
     told = json.loads((tmp_path / "proof.json").read_text())["refused"]

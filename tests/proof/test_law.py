@@ -39,3 +39,10 @@ def test_pooling_rare_outcomes_changes_nothing_where_none_is_rare():
 
 def test_what_cannot_occur_has_no_chance():
     assert law.test(np.asarray([[1, 1]] * 50), np.asarray([0.5, 0.5, 0, 0]))["p"] == 0
+
+
+def test_outcomes_of_one_beginning_are_pooled_until_they_are_common():
+    cells = law.pooled(np.asarray([0.05, 0.04, 0.3, 0.01, 0.5, 0.06, 0.03]), 0.1)
+    assert cells.tolist() == [0, 0, 0, 1, 1, 1, 1]
+    rare = np.full(4096, 1 / 4096)
+    assert np.bincount(law.pooled(rare, 1 / 64), rare).min() >= 1 / 64
