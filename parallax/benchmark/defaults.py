@@ -5,6 +5,7 @@ from __future__ import annotations
 import ml_collections
 
 from parallax.decoding import METHODS
+from parallax.decoding.defaults import sampling
 
 
 def get_config() -> ml_collections.ConfigDict:
@@ -29,16 +30,6 @@ def get_config() -> ml_collections.ConfigDict:
     config.ignore_eos = False           # go on at end of text
     config.batch_size = 1               # prompts decoded together
 
-    config.temperature = 0.0            # 0 is greedy
-    config.top_k = 0                    # 0 keeps all
-    config.top_p = 1.0                  # 1 keeps all
-    config.min_p = 0.0                  # 0 keeps all
-    config.typical_p = 1.0              # 1 keeps all
-    config.epsilon_cutoff = 0.0         # 0 keeps all
-    config.eta_cutoff = 0.0             # 0 keeps all
-    config.repetition_penalty = 1.0     # 1 is none
-    config.presence_penalty = 0.0       # 0 is none
-    config.frequency_penalty = 0.0      # 0 is none
-    config.logit_bias = ""              # JSON: {"token id": what to add to its logit}
+    sampling(config)
     config.seed = 0                     # of the first repeat; each further one takes the next
     return config.lock()

@@ -28,6 +28,13 @@ def get_config(method: str = "prompt_lookup") -> ml_collections.ConfigDict:
     config.batch_size = 1               # prompts decoded together
     config.stop = ()                    # strings that end a completion
 
+    sampling(config)
+    config.seed = 0                     # decides all noise, whatever the batch
+    return config.lock()
+
+
+def sampling(config: ml_collections.ConfigDict) -> None:
+    """Sets the sampling settings to those that change nothing: greedy decoding, as the model has it."""
     config.temperature = 0.0            # 0 is greedy
     config.top_k = 0                    # 0 keeps all
     config.top_p = 1.0                  # 1 keeps all
@@ -39,5 +46,3 @@ def get_config(method: str = "prompt_lookup") -> ml_collections.ConfigDict:
     config.presence_penalty = 0.0       # 0 is none
     config.frequency_penalty = 0.0      # 0 is none
     config.logit_bias = ""              # JSON: {"token id": what to add to its logit}
-    config.seed = 0                     # decides all noise, whatever the batch
-    return config.lock()

@@ -89,3 +89,9 @@ def check(options: Mapping[str, Any], known: Mapping[str, Any], what: str) -> No
             continue
         if not (type(default) is float and type(value) is int):
             raise ValueError(f"option {option!r} of {what} must be of type {type(default).__name__}, got {value!r}")
+
+
+def drafters() -> dict[str, type]:
+    """The drafters that text alone can name: those of the methods that need no draft model."""
+    from parallax.decoding import METHODS  # late: the registry lists drafters that are made of drafters
+    return {name: method.drafter for name, method in METHODS.items() if not method.needs_draft}

@@ -34,9 +34,9 @@ class Combined(Drafter):
             raise ValueError(f"threshold must be at least 1, got {self.threshold}")
         for name in ("first", "second"):
             if isinstance(getattr(self, name), str):
-                object.__setattr__(self, name, spec.build(getattr(self, name), _drafters(), "drafter"))
+                object.__setattr__(self, name, spec.build(getattr(self, name), spec.drafters(), "drafter"))
         if isinstance(self.first, Drafter) and not getattr(self.first, "matches", False):
-            able = [name for name, drafter in _drafters().items() if getattr(drafter, "matches", False)]
+            able = [name for name, drafter in spec.drafters().items() if getattr(drafter, "matches", False)]
             raise ValueError(f"first must be a drafter that states its match, one of {', '.join(able)}; got "
                              f"{type(self.first).__name__}")
 
@@ -65,9 +65,3 @@ class Combined(Drafter):
 
     def rewind(self, params, own, ctx):
         return tuple(drafter.rewind(params, part, ctx) for drafter, part in zip((self.first, self.second), own))
-
-
-def _drafters() -> dict[str, type]:
-    """Those that can be built from text alone."""
-    from parallax.decoding import METHODS  # late: it lists this one
-    return {name: method.drafter for name, method in METHODS.items() if not method.needs_draft}

@@ -226,10 +226,7 @@ def build(inner: Any, **parts) -> Drafter:
     Raises:
       ValueError: an unknown name or option, or a value that the drafter refuses.
     """
-    from parallax.decoding import METHODS  # late: the registry needs the classes of this module
-
-    return spec.build(inner, {name: entry.drafter for name, entry in METHODS.items() if not entry.needs_draft},
-                      "inner drafter", **parts)
+    return spec.build(inner, spec.drafters(), "inner drafter", **parts)
 
 
 def _nested(params: Any) -> Any:

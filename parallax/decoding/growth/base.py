@@ -11,6 +11,7 @@ candidate's number says behind which row it was drawn, and `front` [B, D * W], t
 
 from __future__ import annotations
 
+import abc
 from typing import Any, ClassVar, NamedTuple
 
 import jax.numpy as jnp
@@ -42,7 +43,7 @@ class Rows(NamedTuple):
 
 
 @policy
-class TreePolicy:
+class TreePolicy(abc.ABC):
     """A tree and how it grows. A subclass needs `depth`, `first`, `width`, `rest`, `select` and `assemble`.
 
     depth: D, levels of tokens. first: R0. width: W. rest: R.
@@ -55,9 +56,9 @@ class TreePolicy:
     certain: ClassVar[bool] = True
 
     @property
+    @abc.abstractmethod
     def nodes(self) -> int:
         """Draft tokens."""
-        raise NotImplementedError
 
     @property
     def replacement(self) -> bool:
@@ -72,17 +73,17 @@ class TreePolicy:
         """Which candidates may stay; None for all."""
         return None
 
+    @abc.abstractmethod
     def select(self, level, score: Float[Array, "B M"]) -> tuple[Int[Array, "B W"], Bool[Array, "B W"]]:
         """(which candidates of `level` are the rows of the next one, which of these there are at all).
 
         level: 0 as a Python int, later ones perhaps traced. The score of an invalid candidate is -inf.
         """
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def assemble(self, front: Int[Array, "B DW"], score: Float[Array, "B N"]) -> tuple[Any, Any, Any]:
         """(candidates of the nodes [T - 1] or [B, T - 1], parents of all T nodes, row behind which each internal node's
         children were drawn, 0 the root and r + 1 row r). Static where they are tuples."""
-        raise NotImplementedError
 
     def row_of(self, candidate):
         """The row behind which a candidate was drawn: 0 the root, r + 1 row r."""

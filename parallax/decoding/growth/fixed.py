@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import functools
 import math
 from typing import ClassVar, NamedTuple
@@ -36,8 +37,9 @@ class Fixed(TreePolicy):
     """A static shape. A subclass needs `shape`."""
 
     @property
+    @abc.abstractmethod
     def shape(self) -> Shape:
-        raise NotImplementedError
+        """The tree."""
 
     @functools.cached_property
     def layout(self) -> Layout:
