@@ -3,6 +3,7 @@
 import gc
 import os
 import pathlib
+import re
 
 import jax
 import numpy as np
@@ -19,6 +20,15 @@ from parallax.tokenizer import FileTokenizer
 
 # Compiling is most of what the tests do, and they compare numbers, not times. Read when JAX first uses a device.
 os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_backend_optimization_level=0"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Of the cases of a test marked `often(pattern)`, those whose id the pattern is not found in are slow."""
+    for item in items:
+        for mark in item.iter_markers("often"):
+            if not re.search(mark.args[0], item.callspec.id):
+                item.add_marker("slow")
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -212,6 +212,7 @@ def test_jsonl_files_of_the_known_layouts_give_one_completion_per_line(layout, d
     assert result.out == (f"--- prompt 1 of 2\n{expected(PROMPT)}\n--- prompt 2 of 2\n{expected('a cat')}\n")
 
 
+@pytest.mark.slow
 def test_prompts_decoded_together_follow_one_another(decode, expected, tmp_path):
     file = tmp_path / "in.jsonl.gz"
     file.write_bytes(gzip.compress("\n".join(json.dumps({"text": text}) for text in (PROMPT, "a cat")).encode()))

@@ -77,6 +77,7 @@ def test_greedy_text_is_that_of_plain_decoding(method, batch_size, tiny_lm, plai
 
 @pytest.mark.parametrize("batch_size", [1, 3])
 @pytest.mark.parametrize("method", EACH)
+@pytest.mark.often("3$")
 def test_sampled_text_is_that_of_plain_decoding_with_the_same_seed(method, batch_size, tiny_lm, plain, plain_sampled):
     run = tiny_lm.generate(PROMPTS, method=method, max_new_tokens=NEW, batch_size=batch_size, **SAMPLED)
     assert ids(run) == ids(plain_sampled) != ids(plain)
@@ -117,6 +118,7 @@ def test_a_job_that_is_resumed_in_the_middle_draws_the_same_noise(tiny_lm, plain
     assert ids(tiny_lm.generate(PROMPTS[:1], row_ids=[5], **settings)) != ids(plain_sampled)[:1]
 
 
+@pytest.mark.slow
 def test_rejection_sampling_does_not_depend_on_the_batch(tiny_lm, plain_sampled):
     settings = dict(method="draft_model", verifier="rejection", max_new_tokens=NEW, **SAMPLED)
     together = tiny_lm.generate(PROMPTS, batch_size=3, **settings)

@@ -66,12 +66,14 @@ def test_smollm2_has_the_logits_of_transformers(smollm2):
     assert list(ours.completions[0].ids) == written.tolist()
 
 
-@pytest.mark.parametrize("settings", [
-    pytest.param({}, id="greedy"),
-    pytest.param(dict(temperature=0.8, top_p=0.95, seed=5), id="sampled", marks=pytest.mark.slow)])
-def test_smollm2_writes_the_same_with_every_method(smollm2, settings):
+@pytest.mark.parametrize("settings", [{}, dict(temperature=0.8, top_p=0.95, seed=5)], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("names", [
+    ("autoregressive", "prompt_lookup", "token_recycling"),
+    tuple(name for name, method in METHODS.items() if not method.needs_draft)], ids=["core", "all"])
+@pytest.mark.often("core-greedy")
+def test_smollm2_writes_the_same_with_every_method(smollm2, names, settings):
     runs = {name: smollm2.generate(PROMPTS, method=name, chat=True, max_new_tokens=20, batch_size=3, **settings)
-            for name, method in METHODS.items() if not method.needs_draft}
+            for name in names}
     expected = [completion.ids for completion in runs["autoregressive"].completions]
     for name, run in runs.items():
         assert [completion.ids for completion in run.completions] == expected, name
@@ -107,10 +109,9 @@ def _stories():
 
 
 @pytest.mark.skipif(not STORIES.is_file(), reason="stories260K.bin is not beside the repository")
-@pytest.mark.parametrize("name", [
-    name if name in ("autoregressive", "prompt_lookup", "draft_model", "combined")
-    else pytest.param(name, marks=pytest.mark.slow) for name in METHODS])
+@pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("sampler", [None, Sample(temperature=0.8)], ids=["greedy", "sampled"])
+@pytest.mark.often("draft_model|greedy-prompt_lookup")
 def test_stories_are_the_same_with_every_method_over_200_tokens(name, sampler):
     model, params = _stories()
     off = np.random.default_rng(0)                       # the draft model is the target, every weight a little off

@@ -42,6 +42,7 @@ def test_decoding_with_the_drafter_writes_the_same_in_half_the_forwards_as_simul
     assert emitted.tolist() == [48] * 3
 
 
+@pytest.mark.slow
 def test_sampling_with_rejection_accepts_more_than_following(pair):
     """Over one text of the model's own; both laws are proven elsewhere."""
     runs = {verifier: pair.generate([PROMPTS[0]], method="draft_model", verifier=verifier, temperature=1.0,

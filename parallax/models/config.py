@@ -66,6 +66,7 @@ class ModelConfig:
       draft_vocab: Vd, how many tokens the head can say, if these are fewer than V (`parallax.vocabulary`); 0: all.
       taps: layers whose output (the residual stream behind layer i) the forward returns.
       scan_layers: `lax.scan` over layers (small programs, fast compiles) or unrolled (fastest steps on CPU).
+      kernels: `auto`, `xla` or `pallas`, which version of the kernels runs (`parallax.kernels.dispatch`).
       dtype: `float32` or `bfloat16`, of parameters, activations and cache.
       alignment: `shifted` (row i predicts token i + 1) or `same` (row i predicts token i).
       visibility: `causal`, `full` or `block_causal`; what the weights were trained to see.
@@ -103,6 +104,7 @@ class ModelConfig:
     draft_vocab: int = 0
     taps: tuple[int, ...] = ()
     scan_layers: bool = False
+    kernels: Literal["auto", "xla", "pallas"] = "auto"
     dtype: Literal["float32", "bfloat16"] = "float32"
     alignment: Literal["shifted", "same"] = "shifted"
     visibility: Literal["causal", "full", "block_causal"] = "causal"
@@ -118,6 +120,7 @@ class ModelConfig:
         _one_of("activation", self.activation, ("silu", "gelu_tanh", "gelu"))
         _one_of("norm", self.norm, ("rmsnorm", "layernorm"))
         _one_of("positions", self.positions, ("rope", "learned"))
+        _one_of("kernels", self.kernels, ("auto", "xla", "pallas"))
         _one_of("dtype", self.dtype, ("float32", "bfloat16"))
         _one_of("alignment", self.alignment, ("shifted", "same"))
         _one_of("visibility", self.visibility, ("causal", "full", "block_causal"))

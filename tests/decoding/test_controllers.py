@@ -94,6 +94,7 @@ RUNS = {"heuristic(start=2)": "", "confidence(threshold=0.35)": "", "dynamic_dep
         "cost_model(draft_ms=0.4, decay=0.5)": "levels(2, 1, 1, 1)"}
 
 
+@pytest.mark.often("dynamic|cost")
 @pytest.mark.parametrize("controller", RUNS)
 def test_controllers_hold_in_the_loop_and_shorten_drafts(controller, case):
     ours = make_decoder("draft_model", case.model, draft=case.model, controller=controller, tree=RUNS[controller])
@@ -143,6 +144,7 @@ TABLE = np.asarray([[1.0, 0.2, -0.5], [0.0, 1.1, 0.4], [0.6, -0.4, 0.9]])
 GUESS = np.asarray([[0.2, 1.0, -0.5], [0.3, 0.6, 0.4], [1.6, -0.4, 0.3]])
 
 
+@pytest.mark.often("confidence")
 @pytest.mark.parametrize("controller", ["confidence(threshold=0.5)", "heuristic(start=1)"])
 def test_a_stop_keeps_the_law(controller):
     model, target = MarkovModel.create(TABLE)

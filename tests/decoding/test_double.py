@@ -42,6 +42,7 @@ def paths(draft, b):
     return sorted(result.values())
 
 
+@pytest.mark.often("sampled")
 @pytest.mark.parametrize("sampler", [Greedy(), Sample(temperature=0.8)], ids=["greedy", "sampled"])
 def test_every_draft_is_the_union_of_what_both_sides_would_draft_alone(sampler, case):
     model = tiny_model(seed=1, **OTHER)[0]

@@ -14,7 +14,8 @@ from parallax.testing import CHECKS, Case, MarkovModel, reference_decode
 WARM = Sample(temperature=0.8, top_k=6)
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["scanned", "unrolled"])
+@pytest.fixture(scope="module", params=[True, pytest.param(False, marks=pytest.mark.slow)],
+                ids=["scanned", "unrolled"])
 def case(request):
     return dataclasses.replace(Case.tiny(vocab_size=7, num_layers=3, scan_layers=request.param), new_tokens=12)
 
@@ -31,6 +32,7 @@ def test_an_exit_behind_the_last_layer_is_the_target_and_all_is_accepted(sampler
         CHECKS["equals_plain_decoding"](ours, case)
 
 
+@pytest.mark.often("0.5")
 @pytest.mark.parametrize("decay", [1.0, 0.5])
 def test_every_token_is_what_its_layers_alone_would_write(decay, case):
     """Against a model that has only these layers. Keys and values of a layer do not depend on what lies above it."""

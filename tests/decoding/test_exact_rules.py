@@ -91,6 +91,7 @@ def lacking(name, shape, replacement, dropped):
     return enumerate_law(rule(name), source, random_tables(count=3)).tv.max()
 
 
+@pytest.mark.often("block|2x1")
 @pytest.mark.parametrize("name, shape, replacement, missing", [
     ("block", "chain", False, [(2,), (1,)]), ("traversal", "chain", False, [(2,), (1, 2)]),
     ("rejection", "2x1", False, [(2,), (2, 3)]), ("rejection", "2x1", True, [(1, 4)]),
@@ -234,6 +235,7 @@ DRAWS, NEW, PROMPT = 4000, 3, [0, 1, 2, 0]
 P = np.asarray(jax.nn.softmax(TABLE, -1))
 
 
+@pytest.mark.often("rejection|block|traversal-2x2|multipath")
 @pytest.mark.parametrize("name, shape, replacement", [
     ("rejection", "2x2", False), ("kseq", "2x2", True), ("block", "chain", False), ("traversal", "2x2", False),
     ("traversal", "1x2", True), ("multipath", "2x1", True)])

@@ -60,6 +60,7 @@ MODEL = Model(tiny_config(**DRAFT))
 DRAFTERS = [DraftModel(model=MODEL, tree=text) for text in ("chain(1)", "chain(3)", "levels(2, 2)", "beam(2, 3, 4)")]
 
 
+@pytest.mark.often("1$")
 @pytest.mark.parametrize("drafter", [*DRAFTERS, MaskFill(model=MODEL, draft_length=2)])
 def test_the_cache_is_right_whoever_drafted_what_was_accepted(drafter, case):
     other = OracleDrafter(shape=Shape.chain(4), right=(True,) * 4)

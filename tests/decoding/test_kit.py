@@ -31,8 +31,7 @@ RUNS += [(name, "sampled", check) for name in ("rejection", "staged_rejection", 
          for check in CHECKS if check != "equals_plain_decoding"]
 # Each time: all checks of a few decoders, and of the others those that depend on the drafter. The rest is marked slow.
 CORE = ("token_recycling", "rejection")
-OFTEN = {("greedy", "equals_plain_decoding"), ("greedy", "every_step"), ("greedy", "limits"),
-         ("sampled", "equals_plain_decoding")}
+OFTEN = {("greedy", "every_step"), ("sampled", "equals_plain_decoding")}
 
 
 def _often(name, sampler, check):

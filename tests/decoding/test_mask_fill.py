@@ -85,6 +85,7 @@ def laws(drafter, params, text):
     return np.asarray(logits.at[:, MASK].set(-jnp.inf))
 
 
+@pytest.mark.often("full_shifted|causal_same-coupled|causal_shifted-sampled")
 @pytest.mark.parametrize("model, kind", [*((model, "deterministic") for model in MODELS), ("causal_shifted", "sampled"),
                                          ("full_same", "sampled"), ("causal_same", "coupled")])
 def test_every_draft_is_read_off_the_masks_behind_the_text(model, kind, case):

@@ -74,6 +74,7 @@ def steps(case, decoder):
         yield before, np.flatnonzero(~np.asarray(before.done)), draft, own, state
 
 
+@pytest.mark.often("deterministic-token|sampled-prompt")
 @pytest.mark.parametrize("kind, inner", [(kind, inner) for kind in KINDS for inner in INNER[kind != "deterministic":]])
 def test_every_step_drafts_what_the_draft_model_alone_would_write_and_leaves_its_cache_in_order(kind, inner, case):
     ours = decoder(case, kind, inner)
@@ -122,6 +123,7 @@ def _law(model, params, tokens):
 _LAWS: dict = {}
 
 
+@pytest.mark.often("coupled")
 @pytest.mark.parametrize("kind", ["deterministic", "coupled"])
 def test_the_text_is_that_of_plain_decoding_and_of_the_plain_draft_model(kind, case):
     ours = decoder(case, kind)
@@ -135,6 +137,7 @@ def test_the_text_is_that_of_plain_decoding_and_of_the_plain_draft_model(kind, c
         assert (getattr(result.info, name) == getattr(alone.info, name)).all(), name
 
 
+@pytest.mark.often("coupled")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_row_does_not_depend_on_the_batch(kind, case):
     CHECKS["batch_independence"](decoder(case, kind), case)

@@ -84,6 +84,7 @@ def log_softmax(logits):
     return np.asarray(jax.nn.log_softmax(jnp.asarray(logits), -1))
 
 
+@pytest.mark.often("^(beam|stochastic|delayed|paths|confident)|coupled")
 @pytest.mark.parametrize("text, kind", RUNS)
 def test_every_node_is_what_the_model_alone_says_behind_its_path(text, kind, case):
     ours = decoder(case, text, kind)
@@ -161,6 +162,7 @@ def _check_beam(policy, text, kept, model, params):
     assert kept == {(*text, *path) for path, _ in best[:policy.nodes]}
 
 
+@pytest.mark.often("limits|batch_independence-beam")
 @pytest.mark.parametrize("text, kind", [("beam(3, 3, 8)", "deterministic"), ("levels(3, 2)", "coupled"),
                                         ("stochastic_beam(3, 3)", "sampled")])
 @pytest.mark.parametrize("check", ["batch_independence", "no_recompilation", "limits"])

@@ -228,6 +228,7 @@ def _unwarped(temperature):
     return CASE.reference(numbers(make_sampler(temperature)))
 
 
+@pytest.mark.often("all|frequency")
 @pytest.mark.parametrize("name, drafter", [*((name, "token_recycling") for name in WARPED), ("all", "prompt_lookup")])
 def test_drafts_change_no_token_under_any_warper(name, drafter):
     decoder = make_decoder(drafter, CASE.model, sampler=make_sampler(**WARPED[name]))
@@ -331,6 +332,7 @@ def _drawn(settings, **changes):
     return sample_many(decoder, {"target": TARGET, "draft": MarkovModel.create(GUESS)[1]}, PROMPT, NEW, DRAWS)
 
 
+@pytest.mark.often("all|top_p")
 @pytest.mark.parametrize("name", LAWS)
 def test_rejection_sampling_keeps_the_law_under_every_warper(name):
     drawn = _drawn(LAWS[name])

@@ -20,7 +20,8 @@ CHANGES = dict(
     layer_types=("full", "sliding"), attention_scale=1.0, attention_softcap=0.5, logit_softcap=None, embed_scale=3.0,
     tie_embeddings=False)
 ELSEWHERE = {"vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim", "intermediate_size",
-             "max_positions", "taps", "scan_layers", "dtype", "alignment", "visibility", "draft_vocab"}
+             "max_positions", "taps", "scan_layers", "dtype", "alignment", "visibility", "kernels",
+             "draft_vocab"}
 
 
 def logits(config):

@@ -36,6 +36,7 @@ class Redrawing(Rejection):
         return judgement._replace(weights=jnp.exp(behind))
 
 
+@pytest.mark.slow
 def test_a_wrong_rule_that_claims_to_be_exact_is_found_out(monkeypatch, capsys, tmp_path):
     monkeypatch.setitem(VERIFIERS, "overeager", Overeager)
     subject = Subject("prompt_lookup", {}, "overeager")
@@ -62,6 +63,7 @@ def test_a_wrong_law_is_found_out_by_enumeration_and_through_the_loop(monkeypatc
     assert records[0].numbers["tv"] > 0.01 and records[1].numbers["p"] < 1e-6
 
 
+@pytest.mark.slow
 def test_a_wrong_law_of_a_whole_method_is_found_out(monkeypatch):
     monkeypatch.setitem(VERIFIERS, "redrawing", Redrawing)
     wrong, right = (law.sampled_law(Subject("draft_model", {}, rule), draws=4000)

@@ -35,6 +35,7 @@ def while_saving(workdir):
     return watch
 
 
+@pytest.mark.slow
 def test_a_run_killed_at_random_steps_ends_like_one_that_was_not(undisturbed, texts, tmp_path):
     moments = random.Random(0)
     for last in (3, STEPS, STEPS):                              # the first before there is any checkpoint
@@ -44,6 +45,7 @@ def test_a_run_killed_at_random_steps_ends_like_one_that_was_not(undisturbed, te
     assert outcome(tmp_path / "run") == outcome(undisturbed)
 
 
+@pytest.mark.slow
 def test_a_run_killed_while_it_writes_a_checkpoint_ends_like_one_that_was_not(undisturbed, texts, tmp_path):
     workdir = tmp_path / "run"
     ended = train(workdir, texts, watch=while_saving(workdir))
@@ -55,6 +57,7 @@ def test_a_run_killed_while_it_writes_a_checkpoint_ends_like_one_that_was_not(un
     assert outcome(workdir) == outcome(undisturbed)
 
 
+@pytest.mark.slow
 def test_a_full_disk_ends_in_one_line_and_the_run_goes_on_when_there_is_room(undisturbed, texts, tmp_path):
     workdir = tmp_path / "run"
 

@@ -14,12 +14,14 @@ def assert_same_curve(found, expected):
                                    rtol=1e-3, err_msg=name)
 
 
+@pytest.mark.slow
 def test_eight_devices_give_the_curve_of_one(undisturbed, texts, tmp_path):
     ended = train(tmp_path / "run", texts, *_MESH, devices=8)
     assert ended.status == 0 and "8 x cpu" in ended.log, ended.log
     assert_same_curve(figures(tmp_path / "run"), figures(undisturbed))
 
 
+@pytest.mark.slow
 def test_a_run_begun_on_eight_devices_goes_on_on_one(undisturbed, texts, tmp_path):
     workdir = tmp_path / "run"
 

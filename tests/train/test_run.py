@@ -94,6 +94,7 @@ def test_weights_to_start_from_bring_their_tokenizer(texts, tmp_path, cache):
         run.main(config, tmp_path / "other")
 
 
+@pytest.mark.slow
 def test_text_that_another_target_wrote_is_warned_of(trained, texts, tmp_path, cache, capsys):
     config = defaults.get_generate_config()
     config.target, config.data.source, config.data.held_out = str(trained[0] / "export"), (str(texts),), 0.2

@@ -44,6 +44,7 @@ def simulated(draft, texts, draft_length):
     return [x.tolist() for x in simulate.walk(guesses, texts, draft_length)]
 
 
+@pytest.mark.often("1")
 @pytest.mark.parametrize("draft_length", [1, 4])
 def test_the_simulated_walk_is_that_of_the_decoder(target, near_target, draft_length):
     texts = simulate.greedy_texts(*target, PROMPTS, NEW)
