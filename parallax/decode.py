@@ -18,6 +18,7 @@ _SETTINGS = {       # flags that are short for --config.NAME, and their types
     "method": (flags.DEFINE_string, "Decoding method; `--method help` lists them."),
     "draft": (flags.DEFINE_string, "Draft model of the method draft_model, named as --model."),
     "verifier": (flags.DEFINE_string, "Acceptance rule, perhaps with options: `typical(epsilon=0.1)`."),
+    "kernels": (flags.DEFINE_string, "auto: Pallas kernels on TPU and GPU; xla: none; pallas: interpreted on a CPU."),
     "chat": (flags.DEFINE_bool, "Wrap prompts in the model's chat template."),
     "system": (flags.DEFINE_string, "System message of the chat."),
     "max_new_tokens": (flags.DEFINE_integer, "Tokens per prompt, at most."),

@@ -23,7 +23,9 @@ from parallax.decoding import method as method_of
 from parallax.decoding.base import DecodeState, StepInfo
 from parallax.decoding.corpus import load_corpus
 from parallax.decoding.sampling import Sampler, of_rows, sequences
+from parallax.kernels.dispatch import Kernels
 from parallax.models import Model
+from parallax.models.config import check_kernels
 from parallax.tokenizer import Tokenizer
 
 _STEPS_PER_LOOK = 8          # steps between two looks of the host, where it has to look (stop strings, streaming)
@@ -99,23 +101,30 @@ class LanguageModel:
 
     @classmethod
     def load(cls, name: str, *, draft: str | None = None, dtype: str | None = None,
-             scan_layers: bool = False) -> "LanguageModel":
+             scan_layers: bool = False, kernels: Kernels = "auto") -> "LanguageModel":
         """From a zoo name, a Hugging Face folder, a GGUF file or a Hub id.
 
         draft: the same of a draft model, which the method `draft_model` needs.
         dtype: None takes float32 on CPU, where XLA's bfloat16 matrix-vector product is 8 times slower, else the
         checkpoint's own.
+        kernels: `auto` takes the Pallas kernels on TPU and GPU, `xla` none; `pallas` also interprets them on a CPU.
 
         Raises:
           FileNotFoundError: no such path.
           ValueError: an unknown name, a damaged checkpoint, or a draft model with another vocabulary or with weights
             that are not finite numbers.
         """
+        check_kernels(kernels)
         if dtype is None and jax.default_backend() == "cpu":
             dtype = "float32"
         options = dict(dtype=dtype, scan_layers=scan_layers, put=jnp.asarray)
-        drafter = zoo.load(draft, **options) if draft else None               # first: it is the smaller one
-        return cls(zoo.load(name, **options), drafter)
+
+        def read(source: str) -> Checkpoint:
+            found = zoo.load(source, **options)
+            return found._replace(config=found.config.replace(kernels=kernels))
+
+        drafter = read(draft) if draft else None                              # first: it is the smaller one
+        return cls(read(name), drafter)
 
     @property
     def chats(self) -> bool:

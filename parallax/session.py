@@ -19,6 +19,7 @@ from parallax import prompts as prompt_files
 from parallax.decoding import METHODS, check_settings, defaults, method
 from parallax.decoding.sampling import SAMPLING, make_sampler
 from parallax.generate import Completion, LanguageModel, Run
+from parallax.models.config import check_kernels
 from parallax.settings import complete
 from parallax.tokenizer import TextStream
 
@@ -39,7 +40,8 @@ def decode(config: Any, given: dict[str, Any], flags: Any) -> None:
         Console().print(_methods())
         return
     settings = _settings(config, given)
-    name, options, source = (settings.pop(key) for key in ("method", "options", "model"))
+    name, options, source, kernels = (settings.pop(key) for key in ("method", "options", "model", "kernels"))
+    check_kernels(kernels)
     draft = settings.pop("draft") or (zoo.draft_of(source) if method(name).needs_draft else None)
     check_settings(name, options, verifier=settings["verifier"], draft=draft is not None)
     sampling = {key: settings[key] for key in SAMPLING}
@@ -53,13 +55,13 @@ def decode(config: Any, given: dict[str, Any], flags: Any) -> None:
         texts = [prompt_files.EDITING]
     compare = sys.stdout.isatty() if flags.compare is None else flags.compare
     zoo.use_compile_cache()
-    model = LanguageModel.load(source, draft=draft)
+    model = LanguageModel.load(source, draft=draft, kernels=kernels)
     settings["chat"] |= built_in and model.chats
     settings["system"] = settings["system"] or None
     with output or contextlib.nullcontext():
         guarantee = model.decoder(name, options, verifier=settings["verifier"], **sampling).guarantee
         made_by = {"method": name, "guarantee": guarantee, "model": source, "draft": draft, "options": options,
-                   **settings}
+                   "kernels": kernels, **settings}
         run = _show(model, texts, {**settings, "method": name, "options": options},
                     lambda i, done: output and output.write(report.record(texts[i], done, made_by)))
     runs, reference, why = [run], None, None

@@ -387,6 +387,7 @@ def fails(result, *messages):
     (["--method=draft_model"], ["method 'draft_model' needs a draft model", "(--draft on the command line)"]),
     (["--draft=x"], ["'prompt_lookup' uses no draft model, but one was given: expected method draft_model"]),
     (["--method=draft_model", "--draft=nowhere"], ["unknown model 'nowhere'"]),
+    (["--kernels=palas"], ["unknown kernels 'palas': expected one of auto, xla, pallas; did you mean 'pallas'?"]),
     (["--verifier=follw"], ["unknown verifier 'follw': expected one of follow, rejection", "did you mean 'follow'?"]),
     (["--verifier=rejection"], ["those of 'prompt_lookup' have none: expected method draft_model", "follow"]),
     (["--config.options.model=x"], ["no key 'options.model'"]),

@@ -53,7 +53,7 @@ def bench(config: Any, given: Mapping[str, Any], flags: Any, baselines: Baseline
 
 def _run(settings: Settings, folder: Folder, records: list[dict[str, Any]], baselines: Baselines):
     """Loads the model and measures; all records, old and new."""
-    lm = LanguageModel.load(settings.model, draft=settings.draft or None)
+    lm = LanguageModel.load(settings.model, draft=settings.draft or None, kernels=settings.kernels)
     rows = _encode(lm, settings)
     contenders = [*engines(lm, settings), *(make(lm, settings) for make in baselines.values())]
     folder.start()

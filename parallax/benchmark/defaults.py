@@ -19,6 +19,7 @@ def get_config() -> ml_collections.ConfigDict:
     config.model = "smollm2-135m"
     config.draft = ""                   # draft model of the methods that need one; empty: the zoo's own for the model
     config.methods = tuple(METHODS)
+    config.kernels = "auto"             # Pallas kernels on TPU and GPU; xla: none; pallas: on a CPU too, interpreted
     config.prompts = ()                 # prompt files
     config.count = 20                   # prompts per file, evenly spread over it
     config.repeats = 3                  # times that everything is measured

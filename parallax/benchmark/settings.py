@@ -16,7 +16,7 @@ from parallax import zoo
 from parallax.benchmark import defaults
 from parallax.decoding import check_settings, make_sampler, method, options_of
 from parallax.decoding.sampling import SAMPLING, active
-from parallax.models.config import nearest
+from parallax.models.config import check_kernels, nearest
 from parallax.settings import complete
 
 REFERENCE = "autoregressive"
@@ -67,6 +67,7 @@ class Settings:
     decoding: dict[str, Any]
     baselines: tuple[str, ...] = ()
     costs: bool = False
+    kernels: str = "auto"
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -81,7 +82,8 @@ class Settings:
         result = {"model": self.model, "draft": self.draft, "weights": weights, "methods": methods,
                   "baselines": list(self.baselines),
                   "prompts": files, "chat": self.chat, "system": self.system, "batch_size": self.batch_size,
-                  "repeats": self.repeats, "seed": self.seed, **self.decoding}
+                  "repeats": self.repeats, "seed": self.seed, "kernels": self.kernels,
+                  **self.decoding}
         return json.loads(json.dumps(result, default=str))
 
 
@@ -108,6 +110,7 @@ def resolve(config: Any, given: Mapping[str, Any], baselines: Sequence[str] = ()
         if chosen[key] < 1:
             raise ValueError(f"{key} must be at least 1, got {chosen[key]}")
     make_sampler(**{key: chosen[key] for key in SAMPLING})
+    check_kernels(chosen["kernels"])
     if not 0 <= chosen["seed"] <= 2**31 - chosen["repeats"]:
         raise ValueError(f"seed must be from 0 to {2**31 - chosen['repeats']}, got {chosen['seed']}")
     if chosen["system"] and not chosen["chat"]:
@@ -127,7 +130,7 @@ def resolve(config: Any, given: Mapping[str, Any], baselines: Sequence[str] = ()
     decoding = {key: chosen[key] for key in ("max_new_tokens", "ignore_eos", "temperature")} | active(chosen)
     return Settings(chosen["model"], draft, contenders, prompts, chosen["chat"], chosen["system"],
                     chosen["batch_size"], chosen["repeats"], chosen["seed"], decoding, tuple(baselines),
-                    chosen["costs"])
+                    chosen["costs"], chosen["kernels"])
 
 
 def _contenders(entries: Sequence[Any], draft: str, *, wanted: bool) -> tuple[Contender, ...]:

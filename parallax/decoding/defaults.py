@@ -22,6 +22,7 @@ def get_config(method: str = "prompt_lookup") -> ml_collections.ConfigDict:
                                                 for name, value in options.items()})       # None: a path, if any
 
     config.verifier = "follow"          # a name of VERIFIERS, perhaps with options: "typical(epsilon=0.1)"
+    config.kernels = "auto"             # Pallas kernels on TPU and GPU; xla: none; pallas: on a CPU too, interpreted
     config.chat = False                 # wrap the prompt in the model's chat template
     config.system = ""                  # system message of the chat; empty: the template's own
     config.max_new_tokens = 256         # per prompt, end of text included

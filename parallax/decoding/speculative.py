@@ -95,7 +95,7 @@ class Speculative:
             out = self.model.forward(params["target"], Block(lax.dynamic_slice_in_dim(padded, start, chunk, 1),
                                                              positions, causal), cache)
             count = jnp.clip(prompt_length - 1 - start, 0, chunk)
-            cache = commit(cache, out.kv, rows, count)
+            cache = commit(cache, out.kv, rows, count, self.model.config.kernels)
             advance = Advance(lax.dynamic_slice_in_dim(padded, start + 1, chunk, 1), count,
                               jnp.full((batch,), start, jnp.int32), out.hidden, out.taps)
             ctx = self._context(params, tokens, cache.length + 1, cache, keys)
@@ -115,7 +115,7 @@ class Speculative:
         emitted = self._emitted(draft, verdict)                                                     # [B, K]
         count, done, failed = self._cut(state, verdict, emitted, logits)
         tokens = _append(state.tokens, state.length, emitted, count)
-        cache = commit(state.cache, out.kv, verdict.path, count)
+        cache = commit(state.cache, out.kv, verdict.path, count, self.model.config.kernels)
         length = state.length + count
         advance = Advance(emitted, count, state.length - 1, _rows(out.hidden, verdict.path),
                           _rows(out.taps, verdict.path))

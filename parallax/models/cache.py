@@ -13,8 +13,10 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jaxtyping import Array, Bool, Float, Int
+
+from parallax.kernels.commit import commit as copy_rows
+from parallax.kernels.dispatch import Kernels
 
 PerLayer = tuple[jax.Array, ...]
 
@@ -69,39 +71,24 @@ class Cache(NamedTuple):
         return jax.tree.leaves(self.k)[0].shape[-2]
 
 
-def commit(cache: Cache, kv: KV, rows: Int[Array, "B K"], count: Int[Array, "B"]) -> Cache:
+def commit(cache: Cache, kv: KV, rows: Int[Array, "B K"], count: Int[Array, "B"], kernels: Kernels = "xla") -> Cache:
     """Copies rows `rows[b, :count[b]]` of the block behind sequence b's length and advances it by `count[b]`.
 
-    Rows past the count are copied too but stay behind the new length, where nothing reads them. That needs room:
-    `dynamic_update_slice` clamps its start, so the capacity must be at least the longest final length plus K.
-    One slice update per sequence in a Python loop is the only form that stays in place on CPU and TPU alike; a
-    scatter or a vmapped update copies the whole cache.
+    Rows past the count are copied too but stay behind the new length, where nothing reads them. That needs room: the
+    capacity must be at least the longest final length plus K, or else the copy moves forward, over committed slots.
+
+    Args:
+      kernels: which version of the copy runs, see `parallax.kernels.dispatch`; a decoder passes its model's.
 
     Raises:
-      ValueError: the block has another number of layers than the cache.
+      ValueError: the block has another number of layers than the cache, or the cache has fewer than K slots.
     """
-    batch = rows.shape[0]
     if len(kv.k) != len(cache.k):
         raise ValueError(f"cannot commit keys and values of {len(kv.k)} layers to a cache of {len(cache.k)}")
-
-    def chosen(block, b):                                     # [B, T, Hkv, D] -> [Hkv, K, D]
-        return block[b][rows[b]].swapaxes(0, 1)
-
-    def write(stored, blocks):
-        if isinstance(stored, tuple):
-            out = []
-            for layer, block in zip(stored, blocks):
-                for b in range(batch):
-                    layer = lax.dynamic_update_slice(layer, chosen(block, b)[None].astype(layer.dtype),
-                                                     (b, 0, cache.length[b], 0))
-                out.append(layer)
-            return tuple(out)
-        for b in range(batch):
-            update = jnp.stack([chosen(block, b) for block in blocks])[:, None].astype(stored.dtype)
-            stored = lax.dynamic_update_slice(stored, update, (0, b, 0, cache.length[b], 0))
-        return stored
-
-    return Cache(write(cache.k, kv.k), write(cache.v, kv.v), cache.length + count)
+    if rows.shape[1] > cache.capacity:
+        raise ValueError(f"cannot commit {rows.shape[1]} rows to a cache of {cache.capacity} slots")
+    written = copy_rows((cache.k, cache.v), (kv.k, kv.v), rows, cache.length, kernels)
+    return Cache(*written, cache.length + count)
 
 
 def truncate(cache: Cache, length: Int[Array, "B"]) -> Cache:

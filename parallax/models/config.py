@@ -120,7 +120,7 @@ class ModelConfig:
         _one_of("activation", self.activation, ("silu", "gelu_tanh", "gelu"))
         _one_of("norm", self.norm, ("rmsnorm", "layernorm"))
         _one_of("positions", self.positions, ("rope", "learned"))
-        _one_of("kernels", self.kernels, ("auto", "xla", "pallas"))
+        check_kernels(self.kernels)
         _one_of("dtype", self.dtype, ("float32", "bfloat16"))
         _one_of("alignment", self.alignment, ("shifted", "same"))
         _one_of("visibility", self.visibility, ("causal", "full", "block_causal"))
@@ -156,6 +156,11 @@ def nearest(name: str, known) -> str:
     """`; did you mean 'x'?` for the known name closest to `name`, or nothing."""
     close = difflib.get_close_matches(str(name), [str(k) for k in known], n=1)
     return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def check_kernels(choice: str) -> None:
+    """Raises ValueError if this is no value of `ModelConfig.kernels`."""
+    _one_of("kernels", choice, ("auto", "xla", "pallas"))
 
 
 def _one_of(what: str, value, known) -> None:

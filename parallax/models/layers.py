@@ -16,8 +16,8 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Bool, Float, Int
 
+from parallax.kernels.attention import attend
 from parallax.models import rope
-from parallax.models.attention import attend
 from parallax.models.cache import KV, Cache
 from parallax.models.config import ModelConfig
 
@@ -126,7 +126,8 @@ class Attention(nn.Module):
             values = jnp.concatenate([earlier_v.swapaxes(1, 2), v], 2)
         window = _pick(sliding, cfg.sliding_window, None if isinstance(sliding, bool) else jnp.iinfo(jnp.int32).max)
         y = attend(q, keys, values, scope.cache, layer, visible=scope.visible, positions=scope.positions,
-                   key_positions=scope.key_positions, scale=cfg.scale, softcap=cfg.attention_softcap, window=window)
+                   key_positions=scope.key_positions, scale=cfg.scale, softcap=cfg.attention_softcap, window=window,
+                   kernels=cfg.kernels)
         y = y.transpose(1, 2, 4, 0, 3).reshape(heads * size, batch * rows)
         y = Linear(cfg, cfg.hidden_size, cfg.out_bias, name="out")(fill(y))
         return y, k.swapaxes(1, 2), v.swapaxes(1, 2)

@@ -87,7 +87,7 @@ def test_the_description_says_what_is_measured(tmp_path):
     assert base == json.loads(json.dumps(base))
     assert base["methods"]["prompt_lookup"]["options"]["draft_length"] > 0
     others = [described(count=3), described(methods=["prompt_lookup:draft_length=2"]), described(temperature=0.5),
-              described(chat=True), described(repeats=9)]
+              described(chat=True), described(repeats=9), described(kernels="xla")]
     (tmp_path / "ten.jsonl").write_text(json.dumps("changed") + "\n")
     others.append(described())
     assert all(other != base for other in others)
@@ -108,6 +108,7 @@ def test_settings_of_the_sampler_are_passed_on_where_they_change_something():
     (dict(methods=["prompt_lookup:draft_length"]), "'prompt_lookup:draft_length' is no method with options"),
     (dict(methods=["prompt_lookup", "prompt_lookup"]), "the method 'prompt_lookup' is there twice"),
     (dict(methods=["prompt_lookup:verifier=rejection"]), "verifier 'rejection' needs drafts with a known law"),
+    (dict(kernels="triton"), "unknown kernels 'triton': expected one of auto, xla, pallas"),
     (dict(methods=["prompt_lookup:verifier=reject"]), "unknown verifier 'reject'.*did you mean 'rejection'"),
     (dict(methods=["draft_model"]), "method 'draft_model' needs a draft model"),
     (dict(methods=["prompt_lookup"], draft="small"), "none of the methods uses the draft model 'small'"),

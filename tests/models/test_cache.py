@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from parallax.models.attention import attend, buckets
+from parallax.kernels.attention import attend, buckets
 from parallax.models.cache import KV, Cache, commit, truncate
 
 LAYERS, BATCH, HEADS, SLOTS, SIZE, ROWS = 2, 3, 2, 12, 4, 5

@@ -42,7 +42,7 @@ class Scattered(Model):
     """The same model, but traced anew, with another commit."""
 
 
-def commit_by_vmap(cache, kv, rows, count):
+def commit_by_vmap(cache, kv, rows, count, kernels):
     def write(layer, block):
         new = jax.vmap(lambda values, chosen: values[chosen].swapaxes(0, 1))(block, rows)
         return jax.vmap(lambda old, values, start: jax.lax.dynamic_update_slice(old, values, (0, start, 0)))(

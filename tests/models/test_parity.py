@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from parallax.kernels.attention import buckets
 from parallax.models import weights
-from parallax.models.attention import buckets
 from parallax.models.cache import Block, commit, truncate
 from parallax.models.families import from_hf, to_hf
 from parallax.models.transformer import Model, split_layers, stack_layers

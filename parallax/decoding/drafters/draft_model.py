@@ -82,7 +82,7 @@ class DraftModel(Growing):
             return own._replace(cache=self._read(params, own.cache, ctx, positions, advance.count))
         grown = own.grown
         columns, count = accepted_columns(grown, self.tree, advance.tokens, advance.count)
-        cache = commit(own.cache, grown.kv, columns, count)
+        cache = commit(own.cache, grown.kv, columns, count, self.model.config.kernels)
         accepted = jnp.minimum(step.verdict.count - 1, grown.levels)
         own = Own(cache, self.controller.update(own.control, grown.levels, accepted, self.depth))
         # The very draft that it made can leave no more than one token out: then no other forward is compiled.
@@ -105,7 +105,8 @@ class DraftModel(Growing):
         size = positions.shape[1]
         block = Block(_text(ctx.tokens, positions), positions, jnp.tril(jnp.ones((size, size), bool)))
         out = self.model.forward(params, block, cache)
-        return commit(cache, out.kv, jnp.broadcast_to(jnp.arange(size), positions.shape), count)
+        rows = jnp.broadcast_to(jnp.arange(size), positions.shape)
+        return commit(cache, out.kv, rows, count, self.model.config.kernels)
 
 
 def _text(tokens, positions):

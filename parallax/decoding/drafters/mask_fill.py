@@ -93,7 +93,7 @@ class MaskFill(Drafter):
         sees = jnp.tril(jnp.ones((rows, rows), bool)) if self._causal else jnp.ones((rows, rows), bool)
         out = self.model.forward(params, Block(tokens, places, sees & there[:, None] | jnp.eye(rows, dtype=bool)), own)
         if self._causal:
-            own = commit(own, out.kv, jnp.broadcast_to(offset, (batch, text)), missing)
+            own = commit(own, out.kv, jnp.broadcast_to(offset, (batch, text)), missing, self.model.config.kernels)
         hidden = out.hidden[:, text:]
         if self.masks < size:
             last = jnp.maximum(missing - 1, 0)[:, None, None]
@@ -118,7 +118,7 @@ class MaskFill(Drafter):
         places = own.length[:, None] + rows
         tokens = jnp.take_along_axis(ctx.tokens, jnp.minimum(places, ctx.tokens.shape[1] - 1), 1)
         out = self.model.forward(params, Block(tokens, places, jnp.tril(jnp.ones((size, size), bool))), own)
-        return commit(own, out.kv, rows, jnp.maximum(ctx.length - 1 - own.length, 0))
+        return commit(own, out.kv, rows, jnp.maximum(ctx.length - 1 - own.length, 0), self.model.config.kernels)
 
     def rewind(self, params, own, ctx):
         return truncate(own, ctx.length - 1) if self._causal else own

@@ -171,7 +171,7 @@ class Staged(Drafter):
             tokens = jnp.take_along_axis(ctx.tokens, jnp.clip(places, 0, ctx.tokens.shape[1] - 1), 1)
             block = Block(tokens[:, :-1], places[:, :-1], jnp.tril(jnp.ones((size, size), bool)))
             out = self.model.forward(params["target"], block, own.cache)
-            cache = commit(own.cache, out.kv, rows, count)
+            cache = commit(own.cache, out.kv, rows, count, self.model.config.kernels)
             advance = Advance(tokens[:, 1:], count, start, out.hidden, out.taps)
             inside = self._context(params, ctx, cache.length + 1, cache)
             own = own._replace(cache=cache, own=self.inner.observe(params.get("draft"), own.own, advance, None, inside))

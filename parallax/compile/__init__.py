@@ -1,0 +1,1 @@
+"""Compiling for hardware that is not there."""

@@ -1,0 +1,304 @@
+"""Reads a program that XLA compiled for a TPU: what it moves through HBM, how long XLA thinks it takes, what it copies.
+
+`Compiled.cost_analysis` does not do: it counts a loop's body once, and a kernel's operands in full, though attention
+reads only the live part of its cache. In the program's text an array in HBM has no `S(n)` in its layout (S(1) is VMEM),
+and most operations carry `estimated_cycles`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from parallax.compile.chips import COLLECTIVES
+
+_BITS = {"pred": 8, "s4": 4, "u4": 4, "s8": 8, "u8": 8, "s16": 16, "u16": 16, "bf16": 16, "f16": 16, "s32": 32,
+         "u32": 32, "f32": 32, "s64": 64, "u64": 64, "f64": 64}
+_ARRAY = re.compile(r"\b([a-z]+\d*\w*)\[([\d,]*)\](?:\{([^{}]*)\})?")
+_MOVES_NOTHING = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id",
+                  "replica-id", "copy-done", "slice-done", "async-done", "optimization-barrier", "iota",
+                  *(f"{name}-done" for name in COLLECTIVES)}
+_SLICES = {"dynamic-slice", "slice", "gather"}
+_REWRITES = ("copy", "copy-start", "transpose", "scatter", "select", "concatenate", "pad", "convert")
+
+
+class Array(NamedTuple):
+    """dims: as written; nbytes: as it lies in memory, tiles filled up; hbm: whether it is there."""
+
+    dims: tuple[int, ...]
+    nbytes: int
+    hbm: bool
+
+
+class Instruction(NamedTuple):
+    """An instruction: its results (several if it is a tuple), the names of its operands, the rest of its line."""
+
+    name: str
+    results: tuple[Array, ...]
+    op: str
+    operands: tuple[str, ...]
+    rest: str
+
+    def called(self, attribute: str) -> list[str]:
+        """Computations that `attribute` names."""
+        found = re.search(rf"\b{attribute}=(?:\{{([^}}]*)\}}|%([\w.<>-]+))", self.rest)
+        return re.findall(r"%?([\w.<>-]+)", found[1] or found[2]) if found else []
+
+
+class Program(NamedTuple):
+    """Computations by name, the entry's name, and for each the root instruction's name."""
+
+    computations: Mapping[str, Mapping[str, Instruction]]
+    entry: str
+    roots: Mapping[str, str]
+
+
+class Kernel(NamedTuple):
+    """vmem: bytes of it that a call takes; nbytes: of all its operands and results in HBM."""
+
+    vmem: int
+    nbytes: int
+
+
+class Cost(NamedTuple):
+    """Of one run of a program on one device.
+
+    nbytes: through HBM, without kernels; cycles: as XLA estimates, without kernels and collectives; kernels: how often
+    each runs, by name; collectives: how often each, by (name, bytes of its result).
+    """
+
+    nbytes: float = 0.0
+    cycles: float = 0.0
+    kernels: Counter = Counter()
+    collectives: Counter = Counter()
+
+    def __add__(self, other: "Cost") -> "Cost":
+        return Cost(*(a + b for a, b in zip(self, other)))
+
+    def times(self, count: int) -> "Cost":
+        """Of so many runs."""
+        return Cost(self.nbytes * count, self.cycles * count,
+                    *(Counter({name: n * count for name, n in c.items()}) for c in (self.kernels, self.collectives)))
+
+
+def parse(text: str) -> Program:
+    """`Compiled.as_text()`."""
+    computations, roots, entry, current = {}, {}, "", None
+    for line in text.splitlines():
+        header = re.match(r"(ENTRY )?%([\w.<>-]+) \(.*\{$", line)
+        if header:
+            current = computations[header[2]] = {}
+            name = header[2]
+            entry = name if header[1] else entry
+        elif line.startswith("}"):
+            current = None
+        elif current is not None and " = " in line:
+            instruction = _instruction(line)
+            current[instruction.name] = instruction
+            if line.lstrip().startswith("ROOT"):
+                roots[name] = instruction.name
+    return Program(computations, entry, roots)
+
+
+def cost(program: Program, computation: str | None = None) -> Cost:
+    """Of a computation, the entry by default. Loops count as often as they run, branches as their dearest one."""
+    computation = computation or program.entry
+    inside = program.computations[computation]
+    total = Cost()
+    for instruction in inside.values():
+        if instruction.op == "while":
+            total += cost(program, instruction.called("body")[0]).times(trips(program, instruction))
+        elif instruction.op == "conditional":
+            branches = instruction.called("branch_computations") or [
+                name for side in ("true", "false") for name in instruction.called(f"{side}_computation")]
+            total += max((cost(program, name) for name in branches), key=lambda c: (c.nbytes, c.cycles))
+        elif instruction.op == "call":
+            total += cost(program, instruction.called("to_apply")[0])
+        elif _is_kernel(instruction):
+            total += Cost(kernels=Counter({kernel_name(instruction): 1}))
+        else:
+            total += _own_cost(program, inside, instruction)
+    return total
+
+
+def trips(program: Program, loop: Instruction) -> int:
+    """How often the body of a `while` runs: the constant its counter is compared with, 1 if there is none."""
+    known = re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.rest)
+    if known:
+        return int(known[1])
+    condition = loop.called("condition")[0]
+    root = program.computations[condition][program.roots[condition]]
+    for name in root.operands:
+        operand = program.computations[condition][name]
+        if root.op == "compare" and operand.op == "constant":
+            return max(int(re.match(r"\s*(-?\d+)", operand.rest)[1]), 1)
+    return 1
+
+
+def kernels(program: Program) -> dict[str, Kernel]:
+    """The kernels of a program, by name."""
+    return {kernel_name(instruction): Kernel(
+        max(map(int, re.findall(r'"memory_space":"1","offset":"\d+","size":"(\d+)"', instruction.rest)), default=0),
+        sum(array.nbytes for name in instruction.operands if name in inside
+            for array in inside[name].results[:1] if array.hbm)
+        + sum(array.nbytes for array in instruction.results if array.hbm))
+        for inside in program.computations.values() for instruction in inside.values() if _is_kernel(instruction)}
+
+
+def rewritten(program: Program, shapes: Iterable[tuple[int, ...]]) -> list[str]:
+    """Instructions that make an array of one of the shapes anew in HBM, its dimensions in any order.
+
+    An update in place is none of them, nor is a kernel.
+    """
+    wanted = {_key(shape) for shape in shapes}
+    return [instruction.name for instruction in _outside_fusions(program)
+            if any(array.hbm and _key(array.dims) in wanted for array in instruction.results[:1])
+            and (instruction.op in _REWRITES or instruction.op == "fusion" and not _in_place(program, instruction))]
+
+
+def gathered(program: Program, shapes: Iterable[tuple[int, ...]]) -> list[str]:
+    """All-gathers whose result has one of the shapes, its dimensions in any order."""
+    wanted = {_key(shape) for shape in shapes}
+    return [instruction.name for instruction in _everywhere(program)
+            if instruction.op in ("all-gather", "all-gather-start")
+            and any(_key(array.dims) in wanted for array in instruction.results)]
+
+
+def kernel_name(instruction: Instruction) -> str:
+    """`attention` for `attention.3`."""
+    return re.sub(r"(\.\d+|\.clone)+$", "", instruction.name)
+
+
+def _key(dims):
+    return tuple(sorted(size for size in dims if size != 1))
+
+
+def _is_kernel(instruction):
+    return instruction.op == "custom-call" and 'custom_call_target="tpu_custom_call"' in instruction.rest
+
+
+def _everywhere(program) -> Iterator[Instruction]:
+    return (instruction for inside in program.computations.values() for instruction in inside.values())
+
+
+def _outside_fusions(program) -> Iterator[Instruction]:
+    fused = {name for instruction in _everywhere(program) if instruction.op == "fusion"
+             for name in instruction.called("calls")}
+    return (instruction for name, inside in program.computations.items() if name not in fused
+            for instruction in inside.values())
+
+
+def _own_cost(program, inside, instruction) -> Cost:
+    op, results = instruction.op.removesuffix("-start"), instruction.results
+    if op in COLLECTIVES:
+        return Cost(collectives=Counter({(op, results[0].nbytes): 1}))
+    if instruction.op in _MOVES_NOTHING or 'custom_call_target="AllocateBuffer"' in instruction.rest:
+        return Cost()
+    found = re.search(r'"estimated_cycles":"(\d+)"', instruction.rest)
+    cycles = int(found[1]) if found else 0
+    operands = [inside[name].results for name in instruction.operands if name in inside]
+    if instruction.op == "copy-start":                                   # its results: destination, source, a token
+        return Cost(sum(array.nbytes for array in results[:2] if array.hbm), cycles)
+    if instruction.op == "slice-start":
+        return Cost(sum(array.nbytes for array in results[1:2]) * (1 + results[1].hbm), cycles)
+    if instruction.op == "fusion":
+        called = instruction.called("calls")[0]
+        read = sum(_read(program, called, i, arrays[0]) for i, arrays in enumerate(operands) if arrays[0].hbm)
+        written = sum(array.nbytes for array in _written(program, called) or results if array.hbm)
+        return Cost(read + written, cycles)
+    if op in _SLICES:
+        return Cost(results[0].nbytes * (operands[0][0].hbm + results[0].hbm), cycles)
+    if op == "dynamic-update-slice":
+        return Cost(2 * operands[1][0].nbytes * results[0].hbm, cycles)
+    return Cost(sum(array.nbytes for arrays in (*operands, results) for array in arrays if array.hbm), cycles)
+
+
+def _read(program, computation, index, whole: Array) -> float:
+    """Bytes that a fused computation reads of its parameter: what it slices, or all of it."""
+    total, handed_on = _uses(program, computation, index, whole)
+    return min(whole.nbytes if handed_on else total, whole.nbytes)
+
+
+def _uses(program, computation, index, whole) -> tuple[float, bool]:
+    """(bytes read of the parameter, whether the result is the parameter itself, only seen in another shape)."""
+    inside = program.computations[computation]
+    names = {i.name for i in inside.values() if i.op == "parameter" and i.rest.startswith(f"{index})")}
+    total = 0.0
+    for instruction in inside.values():
+        taken = [i for i, name in enumerate(instruction.operands) if name in names]
+        if not taken or instruction.op == "dynamic-update-slice" and taken == [0]:
+            continue
+        if instruction.op == "bitcast":
+            names.add(instruction.name)
+        elif instruction.op in _SLICES and taken == [0]:
+            total += instruction.results[0].nbytes
+        elif instruction.op == "fusion":
+            for i in taken:
+                part, handed_on = _uses(program, instruction.called("calls")[0], i, whole)
+                total += part
+                names |= {instruction.name} if handed_on else set()
+        else:
+            total += whole.nbytes
+    return total, program.roots[computation] in names
+
+
+def _written(program, computation) -> list[Array] | None:
+    """What a fused computation writes if it updates its operands in place: the updates. None if it does not."""
+    inside = program.computations[computation]
+
+    def followed(name):
+        while inside[name].op == "bitcast":
+            name = inside[name].operands[0]
+        return inside[name]
+
+    root = followed(program.roots[computation])
+    parts = [followed(name) for name in root.operands] if root.op == "tuple" else [root]
+    written = []
+    for part in parts:
+        if part.op == "dynamic-update-slice":
+            # Inside a fusion nothing has a place: the update goes where the updated array is.
+            written.append(inside[part.operands[1]].results[0]._replace(hbm=part.results[0].hbm))
+        elif part.op == "fusion" and (nested := _written(program, part.called("calls")[0])):
+            written += nested
+        else:
+            return None
+    return written
+
+
+def _in_place(program, instruction) -> bool:
+    return _written(program, instruction.called("calls")[0]) is not None
+
+
+def _instruction(line: str) -> Instruction:
+    name, _, rest = line.strip().removeprefix("ROOT ").partition(" = ")
+    end = _closing(rest, 0) + 1 if rest.startswith("(") else rest.index(" ")
+    kind, rest = rest[:end], rest[end:].lstrip()
+    op, _, rest = rest.partition("(")
+    end = _closing("(" + rest, 0) - 1
+    operands = tuple(re.findall(r"%([\w.<>-]+)", rest[:end]))
+    return Instruction(name.lstrip("%"), tuple(map(_array, _ARRAY.finditer(kind))), op, operands, rest)
+
+
+def _closing(text: str, start: int) -> int:
+    depth = 0
+    for i in range(start, len(text)):
+        depth += (text[i] == "(") - (text[i] == ")")
+        if depth == 0:
+            return i
+    return len(text)
+
+
+def _array(match: re.Match) -> Array:
+    dims = tuple(map(int, filter(None, match[2].split(","))))
+    layout = match[3] or ""
+    order, _, tiles = layout.partition(":")
+    minor_first = [int(axis) for axis in order.split(",") if axis] or list(range(len(dims)))[::-1]
+    padded = [dims[axis] for axis in minor_first]
+    tile = re.search(r"T\(([\d,]+)\)", tiles)
+    for i, size in enumerate(reversed(list(map(int, tile[1].split(","))) if tile else [])):
+        if i < len(padded):
+            padded[i] = -(-padded[i] // size) * size
+    return Array(dims, math.prod(padded) * _BITS.get(match[1], 32) // 8, not re.search(r"S\([1-9]\d*\)", tiles))
