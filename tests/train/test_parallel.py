@@ -1,6 +1,7 @@
 """The same config on one device and on eight gives the same run."""
 
 import numpy as np
+import pytest
 
 from tests.train.command import figures, train
 
