@@ -14,7 +14,7 @@ def define_flags() -> None:
     """Not at import: another program's flags may have the same names."""
     flags.DEFINE_string("model", "llama-3.2-1b", "llama-3.2-1b, qwen3-0.6b, llama-3-8b, smollm2-135m, a model that "
                         "comes with the package, or a Hugging Face folder.")
-    flags.DEFINE_list("target", ["v5e"], "v4, v5e, v5p, v6e, tpu7x, perhaps with a topology as in v5e:2x4; sm_80, sm_90.")
+    flags.DEFINE_list("target", ["v5e"], "v4, v5e, v5p, v6e or tpu7x, perhaps as v5e:2x4; sm_80, sm_90.")
     flags.DEFINE_list("kernel", [], "Only these: attention, commit, verify, draw, residual, unmask.")
     flags.DEFINE_list("rows", ["1", "8", "16", "32", "64"], "Rows T of a block, the pending token included.")
     flags.DEFINE_integer("tensor", 1, "Devices that share the model (tensor parallel); TPUs only.")

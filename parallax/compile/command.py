@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import importlib.metadata
 import json
+import queue
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from tqdm import tqdm
@@ -51,49 +51,52 @@ def aot(*, model: str, target: Sequence[str], kernel: Sequence[str], rows: Seque
             for where in found for size in sizes]
     for where in found:
         targets.check_installed(where)
-    names = list(dict.fromkeys(kernel)) or (list(kernels.OF_A_STEP) if kernel_choice == "pallas" else [])
-    alone = [(name, job) for job in jobs for name in names]
-    whole = [] if kernel else [job for job in jobs if job.target.chip.kind == "tpu"]
-    if not alone and not whole:
-        raise ValueError(f"nothing to compile for {found[0].name} without Pallas kernels: whole programs are compiled "
-                         "for TPUs, leave --kernels xla out")
-    reports, steps = _compiled(alone, whole)
-    lines = [page.step(job, program, [r for r in reports if r.target == job.target.name and r.rows == job.rows])
-             for job, program in zip(whole, steps)]
+    gpus = [job for job in jobs if job.target.chip.kind == "gpu"]
+    if gpus and kernel_choice != "pallas":
+        raise ValueError(f"for {gpus[0].target.name} only Pallas kernels are compiled, whole programs are for TPUs: "
+                         "leave --kernels xla out")
+    tasks = [(kernels.compiled, name, job) for job in (jobs if kernel else gpus)
+             for name in dict.fromkeys(kernel or kernels.IN_A_STEP.values())]
+    tasks += [] if kernel else [(programs.compiled, job) for job in jobs if job not in gpus]
+    reports, steps = _compiled(tasks)
     console = Console() if sys.stdout.isatty() else Console(width=160)
-    for table in page.tables(reports, lines):
+    for table in page.tables(reports, steps):
         console.print(table)
-    for line in page.notes(found, reports, lines):
+    for line in page.notes(found, reports, steps):
         console.print(line, soft_wrap=True, highlight=False, markup=False)
     if output is not None:
         facts = {"model": model, "config": dataclasses.asdict(config), "batch": batch, "context": context,
                  "capacity": capacity, "depth": depth, "tensor": tensor, "versions": _versions(),
                  "chips": [dataclasses.asdict(where.chip) for where in found]}
-        Path(output).write_text(json.dumps({**facts, "kernels": [r._asdict() for r in reports], "programs": lines},
-                                           indent=1) + "\n")
-    return int(any(r.reason for r in reports) or any(line["reason"] for line in lines))
+        Path(output).write_text(json.dumps({**facts, "kernels": [r._asdict() for r in reports],
+                                            "programs": [step._asdict() for step in steps]}, indent=1) + "\n")
+    return int(any(found.reason for found in (*reports, *steps)))
 
 
-def _compiled(alone: Sequence[tuple[str, Job]], whole: Sequence[Job]
-              ) -> tuple[list[kernels.Report], list[programs.Program]]:
-    """(reports of kernels, programs), compiled side by side in two processes."""
-    bar = tqdm(total=len(alone) + len(whole), unit="program", disable=not sys.stderr.isatty(), leave=False)
+def _compiled(tasks: Sequence[tuple]) -> tuple[list[kernels.Report], list[programs.Step]]:
+    """(reports of kernels, of steps) of tasks (function, its arguments), in their order, two at a time."""
+    idle = queue.SimpleQueue()
 
-    def one(worker: workers.Worker, function: Callable, *args: Any, died: Callable[[str], Any]) -> Any:
+    def one(task: tuple) -> tuple[list[programs.Step], list[kernels.Report]]:
+        worker, (function, *args) = idle.get(), task
         try:
-            return worker.run(function, *args)
+            found = worker.run(*task)
+            return ([], found) if function is kernels.compiled else ([found[0]], found[1])
         except BrokenProcessPool:
-            return died("the compiler ended the process")
+            why, job = "the compiler ended the process", args[-1]
+            if function is kernels.compiled:
+                return [], [kernels.Report(args[0], job.target.name, job.rows, why)]
+            return [programs.Step(job.target.name, job.rows, why)], []
         finally:
+            idle.put(worker)
             bar.update()
 
-    with (workers.Worker(dumps=True) as dumping, workers.Worker() as plain, ThreadPoolExecutor(2) as threads, bar):
-        reports = threads.submit(lambda: [
-            report for name, job in alone
-            for report in one(dumping, kernels.compiled, name, job, died=lambda why, name=name, job=job: [
-                kernels.Report(name, job.target.name, job.rows, why)])])
-        steps = threads.submit(lambda: [one(plain, programs.compiled, job, died=programs.Program) for job in whole])
-        return reports.result(), steps.result()
+    with (workers.Worker() as first, workers.Worker() as second, ThreadPoolExecutor(2) as threads,
+          tqdm(total=len(tasks), unit="program", disable=not sys.stderr.isatty(), leave=False) as bar):
+        idle.put(first)
+        idle.put(second)
+        results = list(threads.map(one, tasks))
+    return [report for _, found in results for report in found], [step for found, _ in results for step in found]
 
 
 def _check(kernel: Sequence[str], rows: Sequence[int], choice: str, output: str | None, overwrite: bool) -> None:

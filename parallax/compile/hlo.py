@@ -1,8 +1,7 @@
 """Reads a program that XLA compiled for a TPU: what it moves through HBM, how long XLA thinks it takes, what it copies.
 
 `Compiled.cost_analysis` does not do: it counts a loop's body once, and a kernel's operands in full, though attention
-reads only the live part of its cache. In the program's text an array in HBM has no `S(n)` in its layout (S(1) is VMEM),
-and most operations carry `estimated_cycles`.
+reads only the live part of its cache. In the program's text an array in HBM has no `S(n)` in its layout; S(1) is VMEM.
 """
 
 from __future__ import annotations
@@ -10,7 +9,8 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import NamedTuple
 
 from parallax.compile.chips import COLLECTIVES
@@ -66,12 +66,12 @@ class Kernel(NamedTuple):
 class Cost(NamedTuple):
     """Of one run of a program on one device.
 
-    nbytes: through HBM, without kernels; cycles: as XLA estimates, without kernels and collectives; kernels: how often
-    each runs, by name; collectives: how often each, by (name, bytes of its result).
+    nbytes: through HBM, and seconds as `cost` was told, both without kernels and collectives; kernels: how often each
+    runs, by name; collectives: how often each, by (name, bytes of its result).
     """
 
     nbytes: float = 0.0
-    cycles: float = 0.0
+    seconds: float = 0.0
     kernels: Counter = Counter()
     collectives: Counter = Counter()
 
@@ -80,7 +80,7 @@ class Cost(NamedTuple):
 
     def times(self, count: int) -> "Cost":
         """Of so many runs."""
-        return Cost(self.nbytes * count, self.cycles * count,
+        return Cost(self.nbytes * count, self.seconds * count,
                     *(Counter({name: n * count for name, n in c.items()}) for c in (self.kernels, self.collectives)))
 
 
@@ -103,25 +103,38 @@ def parse(text: str) -> Program:
     return Program(computations, entry, roots)
 
 
-def cost(program: Program, computation: str | None = None) -> Cost:
-    """Of a computation, the entry by default. Loops count as often as they run, branches as their dearest one."""
-    computation = computation or program.entry
-    inside = program.computations[computation]
+def cost(program: Program, seconds: Callable[[Instruction, float], float] = lambda instruction, nbytes: 0.0,
+         computation: str | None = None) -> Cost:
+    """Of a computation, the entry by default. Loops count as often as they run, branches as their dearest one.
+
+    seconds: the time of an instruction that moves so many bytes.
+    """
     total = Cost()
+    inside = program.computations[computation or program.entry]
     for instruction in inside.values():
+        called = partial(cost, program, seconds)
         if instruction.op == "while":
-            total += cost(program, instruction.called("body")[0]).times(trips(program, instruction))
+            total += called(instruction.called("body")[0]).times(trips(program, instruction))
         elif instruction.op == "conditional":
             branches = instruction.called("branch_computations") or [
                 name for side in ("true", "false") for name in instruction.called(f"{side}_computation")]
-            total += max((cost(program, name) for name in branches), key=lambda c: (c.nbytes, c.cycles))
+            total += max(map(called, branches), key=lambda c: (c.seconds, c.nbytes))
         elif instruction.op == "call":
-            total += cost(program, instruction.called("to_apply")[0])
+            total += called(instruction.called("to_apply")[0])
         elif _is_kernel(instruction):
             total += Cost(kernels=Counter({kernel_name(instruction): 1}))
-        else:
-            total += _own_cost(program, inside, instruction)
+        elif (collective := instruction.op.removesuffix("-start")) in COLLECTIVES:
+            total += Cost(collectives=Counter({(collective, instruction.results[0].nbytes): 1}))
+        elif not _moves_nothing(instruction):
+            nbytes = _traffic(program, inside, instruction)
+            total += Cost(nbytes, seconds(instruction, nbytes))
     return total
+
+
+def iterations(instruction: Instruction) -> int:
+    """How often the loop of an operation runs that takes its operands piece by piece."""
+    found = re.search(r'"iteration_bounds":\[([^\]]*)\]', instruction.rest)
+    return math.prod(map(int, re.findall(r"\d+", found[1]))) if found else 1
 
 
 def trips(program: Program, loop: Instruction) -> int:
@@ -191,29 +204,27 @@ def _outside_fusions(program) -> Iterator[Instruction]:
             for instruction in inside.values())
 
 
-def _own_cost(program, inside, instruction) -> Cost:
-    op, results = instruction.op.removesuffix("-start"), instruction.results
-    if op in COLLECTIVES:
-        return Cost(collectives=Counter({(op, results[0].nbytes): 1}))
-    if instruction.op in _MOVES_NOTHING or 'custom_call_target="AllocateBuffer"' in instruction.rest:
-        return Cost()
-    found = re.search(r'"estimated_cycles":"(\d+)"', instruction.rest)
-    cycles = int(found[1]) if found else 0
+def _moves_nothing(instruction) -> bool:
+    return instruction.op in _MOVES_NOTHING or 'custom_call_target="AllocateBuffer"' in instruction.rest
+
+
+def _traffic(program, inside, instruction) -> float:
+    """Bytes through HBM."""
+    op, results = instruction.op, instruction.results
     operands = [inside[name].results for name in instruction.operands if name in inside]
-    if instruction.op == "copy-start":                                   # its results: destination, source, a token
-        return Cost(sum(array.nbytes for array in results[:2] if array.hbm), cycles)
-    if instruction.op == "slice-start":
-        return Cost(sum(array.nbytes for array in results[1:2]) * (1 + results[1].hbm), cycles)
-    if instruction.op == "fusion":
+    if op == "copy-start":                                               # its results: destination, source, a token
+        return sum(array.nbytes for array in results[:2] if array.hbm)
+    if op == "slice-start":                                              # its results: sources, destination, a token
+        return results[-2].nbytes * (1 + results[-2].hbm)
+    if op == "fusion":
         called = instruction.called("calls")[0]
         read = sum(_read(program, called, i, arrays[0]) for i, arrays in enumerate(operands) if arrays[0].hbm)
-        written = sum(array.nbytes for array in _written(program, called) or results if array.hbm)
-        return Cost(read + written, cycles)
+        return read + sum(array.nbytes for array in _written(program, called) or results if array.hbm)
     if op in _SLICES:
-        return Cost(results[0].nbytes * (operands[0][0].hbm + results[0].hbm), cycles)
+        return results[0].nbytes * (operands[0][0].hbm + results[0].hbm)
     if op == "dynamic-update-slice":
-        return Cost(2 * operands[1][0].nbytes * results[0].hbm, cycles)
-    return Cost(sum(array.nbytes for arrays in (*operands, results) for array in arrays if array.hbm), cycles)
+        return 2 * operands[1][0].nbytes * results[0].hbm
+    return sum(array.nbytes for arrays in (*operands, results) for array in arrays if array.hbm)
 
 
 def _read(program, computation, index, whole: Array) -> float:

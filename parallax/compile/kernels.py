@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import tempfile
 from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -55,7 +53,8 @@ class Report(NamedTuple):
       bundles: of a grid step, see `schedule.Schedule.step`; used: what share of each unit's slots they take.
       nbytes, flops: what a call has to move and to multiply.
       least: seconds that this takes at least; by: what sets it.
-      scheduled: seconds of the schedule, without stalls; None for a GPU.
+      scheduled: seconds of the schedule, without stalls; None for a GPU. certain: whether it says how often all of its
+        loops run, else it takes at least so long.
     """
 
     kernel: str
@@ -73,54 +72,48 @@ class Report(NamedTuple):
     least: float = 0.0
     by: str = ""
     scheduled: float | None = None
+    certain: bool = True
 
 
-def compiled(name: str, job: Job, dump: str | None = None) -> list[Report]:
+def compiled(name: str, job: Job, dump: str) -> list[Report]:
     """Compiles the kernel `name` of `CASES` with the shapes of the job; a GPU's may be several.
 
     Args:
       dump: the folder of libtpu's dumps, see `targets.set_environment`; it is emptied.
     """
     case = CASES[name](job)
-    least = chips.bound(job.target.chip, case.nbytes, case.flops)
-    report = Report(name, job.target.name, job.rows, None, nbytes=case.nbytes, flops=case.flops, least=least.seconds,
-                    by=least.by)
     if job.target.chip.kind == "gpu":
-        return [report._replace(reason=one.reason, memory=one.shared, registers=one.registers, spills=one.spills,
-                                grid=math.prod(one.grid))
+        return [_blank(name, job, case)._replace(reason=one.reason, memory=one.shared, registers=one.registers,
+                                                 spills=one.spills, grid=math.prod(one.grid))
                 for one in gpu.compiled(case.function, *case.operands, archs=(job.target.chip.name,))]
     where = NamedSharding(targets.mesh(dataclasses.replace(job.target, tensor=1)), PartitionSpec())
     operands = jax.tree.map(lambda leaf: Struct(leaf.shape, leaf.dtype, sharding=where), case.operands)
-    with tempfile.TemporaryDirectory() if dump is None else _emptied(dump) as folder:
+    with schedule.emptied(dump) as folder:
         try:
             done = jax.jit(case.function, donate_argnums=case.donated).lower(*operands).compile()
         except Exception as error:  # of Mosaic or XLA: their classes differ by version
-            return [report._replace(reason=" ".join(str(error).split("\n\n")[0].split()))]
-        found = hlo.kernels(hlo.parse(done.as_text()))
-        report = report._replace(memory=found[case.called].vmem)
-        plan = schedule.read(Path(folder), case.called)
+            return [_blank(name, job, case)._replace(reason=targets.explained(error))]
+        vmem = hlo.kernels(hlo.parse(done.as_text()))[case.called].vmem
+        return [report(name, job, vmem, schedule.read(folder, case.called))]
+
+
+def report(name: str, job: Job, vmem: int, plan: schedule.Schedule | None) -> Report:
+    """Of a kernel that was compiled for a TPU; without a schedule its time is unknown."""
+    case = CASES[name](job)
+    blank = _blank(name, job, case)._replace(memory=vmem)
     if plan is None:
-        return [report]
+        return blank
     steps = math.prod(case.axis(plan.windows) if size is None else size for size in plan.grid)
-    cores = min(job.target.chip.cores, steps)
-    return [report._replace(grid=steps, bundles=plan.step, used=plan.used, spills=plan.spills,
-                            scheduled=chips.seconds(job.target.chip, math.ceil(steps / cores) * plan.step))]
+    rounds = math.ceil(steps / job.target.chip.cores)
+    return blank._replace(grid=steps, bundles=plan.step, used=plan.used, spills=plan.spills,
+                          certain=plan.certain,
+                          scheduled=chips.seconds(job.target.chip, rounds * plan.step))
 
 
-class _emptied:
-    def __init__(self, folder: str):
-        self._folder = Path(folder)
-
-    def __enter__(self) -> str:
-        self._empty()
-        return str(self._folder)
-
-    def __exit__(self, *_) -> None:
-        self._empty()
-
-    def _empty(self):
-        for file in self._folder.iterdir():
-            file.unlink()
+def _blank(name: str, job: Job, case: Case) -> Report:
+    least = chips.bound(job.target.chip, case.nbytes, case.flops)
+    return Report(name, job.target.name, job.rows, None, nbytes=case.nbytes, flops=case.flops, least=least.seconds,
+                  by=least.by)
 
 
 def _attention(job: Job) -> Case:
@@ -208,5 +201,5 @@ CASES: dict[str, Callable[[Job], Case]] = {
     "residual": _residual,
     "unmask": partial(_statistics, want=("best", "second", "lse", "mean")),
 }
-# The kernels of a greedy step, and what they are called in the compiled program.
-OF_A_STEP = {"attention": "attention", "commit": "commit", "verify": "vocabulary"}
+# What a kernel of a compiled step is among them, by its name there.
+IN_A_STEP = {"attention": "attention", "commit": "commit", "vocabulary": "verify"}

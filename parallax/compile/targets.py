@@ -58,7 +58,7 @@ def resolve(text: str, tensor: int = 1) -> Target:
     else:
         topology = chip.topology
         while math.prod(topology) * chip.devices < tensor:
-            at = min(range(axes), key=lambda axis: topology[axis])
+            at = min(range(axes), key=lambda axis: (topology[axis], -axis))
             topology = (*topology[:at], topology[at] * 2, *topology[at + 1:])
     if math.prod(topology) * chip.devices < tensor:
         raise ValueError(f"--tensor {tensor} needs {tensor} devices, target {text} has "
@@ -79,8 +79,9 @@ def set_environment(dump: str | None = None) -> None:
     os.environ.pop("XLA_FLAGS", None)   # they are for this machine
     os.environ.update(_ENVIRONMENT)
     if dump is not None:
-        os.environ["LIBTPU_INIT_ARGS"] = (f"--xla_jf_dump_to={dump} --xla_jf_dump_hlo_text=true "
-                                          f"--xla_jf_dump_llo_text=true --xla_mosaic_dump_to={dump}")
+        # The last schedules only: all of them are a hundred times as much.
+        os.environ["LIBTPU_INIT_ARGS"] = (f"--xla_jf_dump_to={dump} --xla_jf_dump_llo_text=true "
+                                          f"--xla_jf_dump_llo_pass_label_regex=final.* --xla_mosaic_dump_to={dump}")
 
 
 def mesh(target: Target) -> Any:
@@ -99,3 +100,8 @@ def mesh(target: Target) -> Any:
     except Exception as error:          # of libtpu: JAX has no class of its own for them
         raise ValueError(f"the installed libtpu does not describe {name}: {error}") from None
     return sharding.make_mesh(tensor=target.tensor, devices=found.devices[:target.tensor])
+
+
+def explained(error: Exception) -> str:
+    """A compiler's error in one line: its first paragraph."""
+    return " ".join(str(error).split("\n\n")[0].split()) or type(error).__name__

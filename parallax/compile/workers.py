@@ -13,25 +13,23 @@ from parallax.compile import targets
 
 
 class Worker:
-    """A process in which functions run one after the other; a new one takes over if it dies. A context manager.
+    """A process in which functions run one after the other; a new one takes over if it dies. A context manager."""
 
-    Args:
-      dumps: whether libtpu dumps what it compiles there; the functions then get the folder as the last argument.
-    """
-
-    def __init__(self, *, dumps: bool = False):
-        self._folder = tempfile.TemporaryDirectory() if dumps else None
+    def __init__(self):
+        self._folder = tempfile.TemporaryDirectory(prefix="parallax-aot-")
         self._pool = None
 
     def run(self, function: Callable, *args: Any) -> Any:
-        """`function(*args)`, from there. Raises what it raises, and BrokenProcessPool if the process died of it."""
-        folder = () if self._folder is None else (self._folder.name,)
+        """`function(*args, folder)`, from there, where folder is that of libtpu's dumps.
+
+        Raises what it raises, and BrokenProcessPool if the process died of it.
+        """
         if self._pool is None:
             # A fork would have JAX, and with it the settings of this process.
             self._pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"),
-                                             initializer=targets.set_environment, initargs=folder)
+                                             initializer=targets.set_environment, initargs=(self._folder.name,))
         try:
-            return self._pool.submit(function, *args, *folder).result()
+            return self._pool.submit(function, *args, self._folder.name).result()
         except BrokenProcessPool:
             self._stop()
             raise
@@ -46,5 +44,4 @@ class Worker:
 
     def __exit__(self, *_) -> None:
         self._stop()
-        if self._folder is not None:
-            self._folder.cleanup()
+        self._folder.cleanup()

@@ -25,6 +25,8 @@ from jaxtyping import Array, Float, Int, Key
 from parallax.decoding import warpers
 from parallax.decoding.base import policy
 from parallax.decoding.warpers import Bias, Penalties, Seen
+from parallax.kernels import vocabulary
+from parallax.kernels.dispatch import Kernels
 
 DRAFT, ACCEPT, RESIDUAL, DROPOUT = range(4)          # tags of private noise
 _PRIVATE = 2**31                            # in front of the tags: beyond all positions, which are int32
@@ -38,6 +40,11 @@ def row_keys(key: Key[Array, ""], row_ids: Int[Array, "B"]) -> Key[Array, "B"]:
 def noise_target(keys: Key[Array, "B"], position: Int[Array, "B"], size: int) -> Float[Array, "B V"]:
     """Gumbel noise that decides the token at `position`."""
     return jax.vmap(lambda key, p: jax.random.gumbel(jax.random.fold_in(key, p), (size,)))(keys, position)
+
+
+def target_keys(keys: Key[Array, "B"], position: Int[Array, "B D"]) -> Key[Array, "B D"]:
+    """Keys of `noise_target` at several positions of each sequence."""
+    return jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)))(keys, position)
 
 
 def private_keys(keys: Key[Array, "B"], start: Int[Array, "B"], position: Int[Array, "B"], tag: int) -> Key[Array, "B"]:
@@ -79,13 +86,17 @@ class Greedy(Penalties):
         return _certain(self.penalise(logits, seen))
 
     def draw(self, logits: Float[Array, "B T V"], keys: Key[Array, "B"], start: Int[Array, "B"],
-             offsets: Int[Array, "T"] | Int[Array, "B T"], depth: int,
-             seen: Seen | None = None) -> Int[Array, "B T"]:
+             offsets: Int[Array, "T"] | Int[Array, "B T"], depth: int, seen: Seen | None = None,
+             kernels: Kernels = "xla") -> Int[Array, "B T"]:
         """Tokens after nodes that lie `offsets` (at most `depth`) behind the pending token, which is at `start` - 1.
 
-        seen: the text in front of each of them, itself included.
+        seen: the text in front of each of them, itself included. kernels: which version runs, see
+        `parallax.kernels.dispatch`; the tokens are the same.
         """
-        return argmax(self.penalise(logits, seen))
+        logits = self.penalise(logits, seen)
+        if vocabulary.in_use(kernels):
+            return vocabulary.statistics(logits, ("best",), kernels=kernels).best
+        return argmax(logits)
 
 
 @policy
@@ -122,8 +133,22 @@ class Sample(Penalties):
             logits = logits if value is None else getattr(warpers, name)(logits, value)
         return jnp.where(temperature == 0, _certain(penalised), logits) if mixed else logits
 
-    def draw(self, logits, keys, start, offsets, depth, seen=None):
+    def untempered(self, logits: Float[Array, "*lead V"], seen: Seen | None = None):
+        """(logits, temperature): divided by the temperature, the logits are those of `warp` up to a constant.
+
+        So a kernel need not read what another pass has written, if there is nothing to do but to divide: else the
+        temperature is None and all is done.
+        """
+        if jnp.ndim(self.temperature) or any(getattr(self, name) is not None for name in _TRUNCATING):
+            return self.warp(logits, seen), None
+        return self.penalise(logits, seen), self.temperature
+
+    def draw(self, logits, keys, start, offsets, depth, seen=None, kernels="xla"):
         """As `Greedy.draw`. Noise is drawn once per depth and shared by the nodes of that depth."""
+        if vocabulary.in_use(kernels):
+            logits, temperature = self.untempered(logits, seen)
+            noise = vocabulary.Noise(target_keys(keys, start[:, None] + jnp.arange(depth + 1)), offsets)
+            return vocabulary.statistics(logits, temperature=temperature, noise=noise, kernels=kernels).drawn
         size = logits.shape[-1]
         noise = jnp.stack([noise_target(keys, start + d, size) for d in range(depth + 1)], 1)
         offsets = jnp.broadcast_to(offsets, logits.shape[:2])

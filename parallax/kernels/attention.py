@@ -11,6 +11,7 @@ maximum and one division, so their scores are never concatenated. The kernels st
 from __future__ import annotations
 
 from functools import partial
+from typing import TYPE_CHECKING
 
 import jax.numpy as jnp
 import numpy as np
@@ -18,7 +19,9 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from parallax.kernels.dispatch import Kernels, dispatch, late
-from parallax.models.cache import Cache
+
+if TYPE_CHECKING:                # the models import this module
+    from parallax.models.cache import Cache
 
 _MASKED = -1e30
 _SMALLEST_BUCKET = 128

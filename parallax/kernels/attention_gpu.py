@@ -25,7 +25,7 @@ from jaxtyping import Array, Bool, Float, Int
 _MASKED = -1e30
 _LOG2E = math.log2(math.e)
 _SMALLEST = 16         # side of a matrix product
-_PROGRAMS = 2 * 132    # two for each streaming multiprocessor of an H100
+_WARPS = 8 * 132       # on the streaming multiprocessors of an H100: for each, two programs of four or one of eight
 _SPLIT_SLOTS = 256     # combining splits of fewer slots would take longer than reading them
 
 
@@ -53,7 +53,7 @@ def attend(q: Float[Array, "B Hkv G T D"], k: Float[Array, "B Hkv CT D"], v: Flo
     """
     batch, heads, group, block, size = q.shape
     rows = group * block
-    tiles = _tiles(batch * heads, rows, k.shape[2], ck.shape[3], size, ck.dtype.itemsize, splits)
+    tiles = _tiles(q, k, ck, splits)
     if tiles.splits == 1:
         out = [jax.ShapeDtypeStruct((1, batch, heads, rows, size), q.dtype)]
     else:
@@ -73,14 +73,24 @@ def attend(q: Float[Array, "B Hkv G T D"], k: Float[Array, "B Hkv CT D"], v: Flo
     return mixed.reshape(q.shape).astype(q.dtype)
 
 
-def _tiles(programs: int, rows: int, own: int, slots: int, size: int, itemsize: int, splits: int | None) -> _Tiles:
-    """Sizes for `programs` pairs of a sequence and a head."""
-    row_tile = min(max(pl.next_power_of_2(rows), _SMALLEST), 64)
-    slot_tile = 64
+def _tiles(q, k, ck, splits: int | None) -> _Tiles:
+    """The largest sizes whose registers do not spill on sm_80 and sm_90, for arrays as in `attend`.
+
+    Many rows share one read of the keys: several tiles of rows would read them from the second-level cache, which is
+    only about twice as fast as memory.
+    """
+    rows, own, slots, size = q.shape[2] * q.shape[3], k.shape[2], ck.shape[3], pl.next_power_of_2(q.shape[4])
+    wide = q.dtype == jnp.float32
+    tile = max(min(pl.next_power_of_2(rows), *((32, 2**12 // size) if wide else (128, 2**14 // size))), _SMALLEST)
+    # Conversion of a stored type takes registers of its own.
+    keys = min(2**12 // size if wide else 2**13 // size, 2**19 // (tile * size), 32 if wide or ck.dtype != q.dtype else 64)
+    warps = 8 if tile == 128 or tile * size > 2**13 or wide and size > 128 else 4
     if splits is None:
-        splits = max(1, min(_PROGRAMS // (programs * pl.cdiv(rows, row_tile)), slots // _SPLIT_SLOTS))
-    own_tile = min(max(pl.next_power_of_2(own), _SMALLEST), slot_tile)
-    return _Tiles(row_tile, slot_tile, own_tile, splits, warps=4, stages=3)
+        programs = q.shape[0] * q.shape[1] * pl.cdiv(rows, tile)
+        splits = max(min(_WARPS // (warps * programs), slots // _SPLIT_SLOTS), 1)
+    # Where only one program fits on a multiprocessor, it must have more loads under way.
+    return _Tiles(tile, keys, max(min(pl.next_power_of_2(own), keys), _SMALLEST), splits, warps,
+                  stages=2 if tile in (32, 64) and warps == 4 else 3)
 
 
 def _mean(mixed, total):

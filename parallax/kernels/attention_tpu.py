@@ -79,7 +79,8 @@ def attend(q: Float[Array, "B Hkv G T D"], k: Float[Array, "B Hkv CT D"], v: Flo
     slot_axis = 4 if slots_last(slots, size) else 3
     if slot_axis == 4:
         ck, cv = ck.swapaxes(3, 4), cv.swapaxes(3, 4)
-    if not interpret:     # else XLA may bring all of a small cache to VMEM first
+    # Else XLA may bring all of a small cache to VMEM first. jax 0.7 cannot say so to a grid of traced length.
+    if not interpret and jax.__version_info__ >= (0, 8):
         ck, cv = (pltpu.with_memory_space_constraint(x, pltpu.HBM) for x in (ck, cv))
 
     def per_head(*shape):

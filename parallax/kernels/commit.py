@@ -30,8 +30,8 @@ def commit(stored: tuple[Stored, ...], new: tuple[tuple[jax.Array, ...], ...], r
       kernels: which version runs, see `parallax.kernels.dispatch`.
     """
     slots = "bh" if isinstance(stored[0], tuple) else "-bh"
-    tpu, gpu = (partial(_with, late(module, "commit")) for module in ("commit_tpu", "commit_gpu"))
-    return dispatch(kernels, stored, new, rows, length, xla=reference, tpu=tpu, gpu=gpu,
+    gpu = partial(_with, late("commit_gpu", "commit"))
+    return dispatch(kernels, stored, new, rows, length, xla=reference, tpu=_on_tpu, gpu=gpu,
                     layouts=(slots, "b-h", "b", "b"), out=slots)
 
 
@@ -61,6 +61,14 @@ def reference(stored, new, rows, length):
         return side
 
     return tuple(map(write, stored, new))
+
+
+def _on_tpu(stored, new, rows, length, *, interpret=False):
+    """The kernel writes whole slots, which a cache with its slots in the lanes does not have: that is left to XLA."""
+    from parallax.kernels import attention_tpu, commit_tpu  # late, see `dispatch.late`
+    if attention_tpu.slots_last(*jax.tree.leaves(stored)[0].shape[-2:]):
+        return reference(stored, new, rows, length)
+    return _with(commit_tpu.commit, stored, new, rows, length, interpret=interpret)
 
 
 def _with(kernel, stored, new, rows, length, **options):

@@ -14,7 +14,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 from jaxtyping import Array, Int
 
-_TILE = 2048   # elements that a program holds at once
+_TILE = 4096   # elements that a program holds at once, of all arrays: many loads on their way, and registers enough
 
 
 def commit(stored: tuple[jax.Array, ...], new: tuple[jax.Array, ...], rows: Int[Array, "B K"],
@@ -28,9 +28,8 @@ def commit(stored: tuple[jax.Array, ...], new: tuple[jax.Array, ...], rows: Int[
       start: at most S - K.
     """
     layers, batch, heads, _, size = stored[0].shape
-    lanes = pl.next_power_of_2(size)
-    tile = min(pl.next_power_of_2(rows.shape[1]), max(1, _TILE // lanes))
-    sides = len(stored)
+    sides, lanes = len(stored), pl.next_power_of_2(size)
+    tile = min(pl.next_power_of_2(rows.shape[1]), max(1, _TILE // (lanes * pl.next_power_of_2(sides))))
     whole = pl.BlockSpec(memory_space=pl.ANY)
     return tuple(pl.pallas_call(
         partial(_kernel, tile=tile, lanes=lanes),
@@ -52,7 +51,11 @@ def _kernel(rows_ref, start_ref, *refs, tile, lanes):
     lane = jnp.arange(lanes)
     taken, slot = k < count, start_ref[b] + k
     row = plgpu.load(rows_ref.at[b, k], mask=taken, other=0)
-    for new, out in zip(refs[sides:2 * sides], refs[2 * sides:]):
-        here = taken[:, None] & (lane < out.shape[-1])
-        values = plgpu.load(new.at[layer, b, row[:, None], head, lane[None]], mask=here)
-        plgpu.store(out.at[layer, b, head, slot[:, None], lane[None]], values, mask=here)
+    together = max(1, _TILE // (tile * lanes))
+    here = taken[:, None] & (lane < refs[0].shape[-1])
+    for at in range(0, sides, together):
+        group = slice(at, at + together)
+        values = [plgpu.load(new.at[layer, b, row[:, None], head, lane[None]], mask=here)
+                  for new in refs[sides:2 * sides][group]]
+        for out, value in zip(refs[2 * sides:][group], values):
+            plgpu.store(out.at[layer, b, head, slot[:, None], lane[None]], value, mask=here)

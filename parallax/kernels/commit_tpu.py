@@ -68,8 +68,10 @@ def _call(rows, start, stored, new, *, layers, heads, interpret):
     new = tuple(jnp.pad(x.astype(like.dtype), ((0, 0),) * 3 + ((0, spare), (0, 0))) for x in new)
     if like.dtype.itemsize == 4:
         new = tuple(lax.bitcast_convert_type(x, jnp.int32) for x in new)
+    place = jax.ShapeDtypeStruct
     if not interpret:
         # Else XLA may move the whole cache to VMEM and back: it takes the kernel for one that reads all of it.
+        place = pltpu.HBM
         stored = tuple(pltpu.with_memory_space_constraint(x, pltpu.HBM) for x in stored)
 
     def window(layer, head, b, i, start, rows):
@@ -83,7 +85,7 @@ def _call(rows, start, stored, new, *, layers, heads, interpret):
     moved = (2 * steps * wide * like.size // like.shape[3] + new[0].size) * like.dtype.itemsize
     written = pl.pallas_call(
         partial(_kernel, count=count),
-        out_shape=[jax.ShapeDtypeStruct(like.shape, like.dtype)] * sides,
+        out_shape=[place(like.shape, like.dtype)] * sides,
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=2,
             grid=(pl.cdiv(like.shape[0], layers), pl.cdiv(like.shape[2], heads), like.shape[1], steps),

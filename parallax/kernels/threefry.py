@@ -1,4 +1,4 @@
-"""The random numbers of `jax.random`, one by one: number i of a key without the others, in operations that kernels have.
+"""The random numbers of `jax.random` one by one: number i of a key without the others, in operations kernels have.
 
 Threefry-2x32 with 20 rounds (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC11), counted as
 `jax.random` counts in its partitionable form: number i is the hash of (0, i), both words combined.
@@ -22,7 +22,8 @@ def usable(keys: Key[Array, "..."]) -> bool:
             and jax.config.jax_threefry_partitionable and not jax.config.jax_high_dynamic_range_gumbel)
 
 
-def bits(first: UInt32[Array, "..."], second: UInt32[Array, "..."], index: UInt32[Array, "..."]) -> UInt32[Array, "..."]:
+def bits(first: UInt32[Array, "..."], second: UInt32[Array, "..."],
+         index: UInt32[Array, "..."]) -> UInt32[Array, "..."]:
     """`jax.random.bits(key, (n,))[index]` for n above the index; first, second: the two words of the key."""
     words = first, second, first ^ second ^ _PARITY
     x, y = first, index + second

@@ -13,13 +13,16 @@ from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Int, Key, UInt32
 
 from parallax.kernels import threefry
 from parallax.kernels.dispatch import Kernels, dispatch, late
 
 LOWEST = -3.4e38   # stands for -inf where a difference is taken
 Wanted = Literal["best", "second", "lse", "mean"]
+# What kernels say of a stretch: which fields need it.
+_PARTS = {"best": ("best",), "second": ("second",), "total": ("lse", "mean"), "moment": ("mean",)}
+_MODULES = "vocabulary_tpu", "vocabulary_gpu"
 
 
 class Noise(NamedTuple):
@@ -55,6 +58,11 @@ class Confidence(NamedTuple):
     margin: Float[Array, "B N"]
 
 
+def in_use(kernels: Kernels) -> bool:
+    """Whether a program of this choice may run the kernels. If not, it need not be written for them."""
+    return kernels == "pallas" or kernels == "auto" and jax.default_backend() != "cpu"
+
+
 def statistics(logits: Float[Array, "B N V"], want: tuple[Wanted, ...] = (), *,
                temperature: Float[Array, "B"] | float | None = None, noise: Noise | None = None,
                kernels: Kernels = "auto") -> Statistics:
@@ -72,7 +80,7 @@ def statistics(logits: Float[Array, "B N V"], want: tuple[Wanted, ...] = (), *,
     if noise is not None:
         noise = Noise(noise.keys, jnp.broadcast_to(jnp.asarray(noise.row, jnp.int32), (batch, rows)))
         kernels = kernels if threefry.usable(noise.keys) else "xla"
-    tpu, gpu = (partial(_merged, late(module, "stretches"), want=want) for module in _MODULES)
+    tpu, gpu = (partial(statistics_by, late(module, "stretches"), want=want) for module in _MODULES)
     return dispatch(kernels, logits, temperature, noise, xla=partial(reference, want=want), tpu=tpu, gpu=gpu,
                     layouts=("b", "b", "b"), out="b")
 
@@ -102,12 +110,9 @@ def residual(logits: Float[Array, "B N V"], top: Float[Array, "B N"], lse: Float
     top, lse = (jnp.take_along_axis(x, node[:, None], 1)[:, 0] for x in (top, lse))
     if not threefry.usable(keys):
         kernels = "xla"
-    tpu, gpu = (partial(_left, late(module, "leftovers")) for module in _MODULES)
-    return dispatch(kernels, logits, logq, top, lse, node, rejected, keys, temperature, xla=_left_reference, tpu=tpu,
+    tpu, gpu = (partial(residual_by, late(module, "leftovers")) for module in _MODULES)
+    return dispatch(kernels, logits, logq, top, lse, node, rejected, keys, temperature, xla=residual_reference, tpu=tpu,
                     gpu=gpu, layouts=("b",) * 8, out="b")
-
-
-_MODULES = "vocabulary_tpu", "vocabulary_gpu"
 
 
 def reference(logits, temperature, noise, want):
@@ -135,7 +140,7 @@ def log_residual(logp, logq):
     return jnp.where(above, logp + jnp.log(-jnp.expm1(jnp.where(above, logq - logp, -1))), -jnp.inf)
 
 
-def _left_reference(logits, logq, top, lse, node, rejected, keys, temperature):
+def residual_reference(logits, logq, top, lse, node, rejected, keys, temperature):
     batch = jnp.arange(len(node))
     z = logits[batch, node] - top[:, None]
     if temperature is not None:
@@ -147,7 +152,7 @@ def _left_reference(logits, logq, top, lse, node, rejected, keys, temperature):
     return jnp.argmax(jnp.where(some[:, None], rest, logp) + noise, -1).astype(jnp.int32)
 
 
-def _left(kernel, logits, logq, top, lse, node, rejected, keys, temperature, **options):
+def residual_by(kernel, logits, logq, top, lse, node, rejected, keys, temperature, **options):
     """Through a kernel `leftovers`: of each stretch the largest log p + noise and its index, the same of the rest."""
     inverse = jnp.ones_like(top) if temperature is None else 1 / temperature
     score, drawn, rest, rest_drawn = kernel(logits, logq, top, lse, inverse, node, rejected, jax.random.key_data(keys),
@@ -157,12 +162,12 @@ def _left(kernel, logits, logq, top, lse, node, rejected, keys, temperature, **o
     return jnp.take_along_axis(drawn, jnp.argmax(score, -1, keepdims=True), 1)[:, 0]
 
 
-def _merged(kernel, logits, temperature, noise, want, **options):
+def statistics_by(kernel, logits, temperature, noise, want, **options):
     """Through a kernel `stretches`.
 
     It takes logits, 1 / temperature [B, N] or None, the words of the keys [B, K, 2] or None, and which of them each row
-    takes [B, N], or None if row n takes key n. It returns {name: [B, N, S]} for the names that it is given; a stretch's
-    own largest logit stands in for `top`:
+    takes [B, N] or None. It returns {name: [B, N, S]} for the names that it is given; z is here relative to the largest
+    logit of the stretch:
       top, best, second: as of `Statistics`, but `second` is a logit; total: sum exp z; moment: sum of z exp z;
       score, drawn: the largest z + noise and its index.
     """
@@ -171,25 +176,25 @@ def _merged(kernel, logits, temperature, noise, want, **options):
         inverse = jnp.broadcast_to(1 / temperature[:, None], logits.shape[:2])
     if noise is not None:
         words, row = jax.random.key_data(noise.keys), noise.row
-        if words.shape[1] >= row.shape[1]:
-            words, row = jnp.take_along_axis(words, row[..., None], 1), None
     names = ["top"] + [part for part, fields in _PARTS.items() if set(fields) & set(want)]
     names += [] if noise is None else ["score", "drawn"]
     said = kernel(logits, inverse, words, row, names=tuple(names), **options)
     return merge(said, None if inverse is None else inverse[..., None], want)
 
 
-_PARTS = {"best": ("best",), "second": ("second",), "total": ("lse", "mean"), "moment": ("mean",)}
+def of_rows(words: UInt32[Array, "B K 2"], row: Int[Array, "B N"]) -> UInt32[Array, "B N 2"]:
+    """A key for each row."""
+    return jnp.take_along_axis(words, row[..., None], 1)
 
 
 def merge(parts: dict[str, Array], inverse: Float[Array, "B N 1"] | None, want: tuple[Wanted, ...]) -> Statistics:
     """Joins stretches [B, N, S] in the order of the vocabulary; of equals the first wins."""
     tops = parts["top"]
     top = tops.max(-1)
-    reference_ = jnp.maximum(top, LOWEST)[..., None]
+    base = jnp.maximum(top, LOWEST)[..., None]
 
     def relative(x):
-        return x - reference_ if inverse is None else (x - reference_) * inverse
+        return x - base if inverse is None else (x - base) * inverse
 
     def at(values, where):
         return jnp.take_along_axis(values, where, -1)

@@ -18,7 +18,7 @@ from jax.experimental.pallas import triton as plgpu
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from parallax.kernels import threefry
-from parallax.kernels.vocabulary import LOWEST, log_residual
+from parallax.kernels.vocabulary import LOWEST, log_residual, of_rows
 
 _WIDTH = 4096   # columns of a stretch
 _WARPS = 8      # so a thread holds 16 of them
@@ -31,7 +31,9 @@ def stretches(logits: Float[Array, "B N V"], inverse: Float[Array, "B N"] | None
     width = min(_WIDTH, pl.next_power_of_2(size))
     count, keys = pl.cdiv(size, width), rows
     order = first = None
-    if row is not None:                            # the rows of key k are order[first[k]:first[k + 1]]
+    if row is not None and words.shape[1] >= rows:
+        words = of_rows(words, row)
+    elif row is not None:                          # the rows of key k are order[first[k]:first[k + 1]]
         keys = words.shape[1]
         order = jnp.argsort(row, 1).astype(jnp.int32)
         first = (row[:, :, None] < jnp.arange(keys + 1)).sum(1, dtype=jnp.int32)

@@ -21,13 +21,98 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from parallax.kernels import threefry
-from parallax.kernels.vocabulary import LOWEST
+from parallax.kernels.vocabulary import LOWEST, of_rows
 
 _ROWS = 64            # of a grid step, at most
 _STRIPE = 8 * 1024    # logits in a stripe: eight registers, so that each operation has eight independent instances
 _STEP = 256 * 1024    # logits in a stretch, at most: 1 MiB, held twice
-_UNROLLED = 4         # stripes
 _SUBLANES = 8
+
+
+class _Cut(NamedTuple):
+    """How a step goes through its stretch of a vocabulary of `size`: in `stripes` of `shape`, `unrolled` at once.
+
+    A stripe has the rows of the logits; or `spread` a single one, that many columns on each sublane.
+    """
+
+    size: int
+    shape: tuple[int, int]
+    spread: bool
+    unrolled: int
+    stripes: int
+
+    @classmethod
+    def of(cls, size: int, rows: int) -> _Cut:
+        """The cut for blocks of so many rows. Stretches are equal, of whole loop bodies."""
+        sublanes = _up(rows, _SUBLANES)
+        lanes = _STRIPE // pl.next_power_of_2(sublanes)
+        unrolled = 4 if lanes > 128 else 8            # noise of a few registers at a time leaves the units idle
+        columns = lanes * (_SUBLANES if rows == 1 else 1)
+        stripes = pl.cdiv(size, pl.cdiv(size, _STEP // sublanes) * columns)
+        unrolled = min(unrolled, stripes)
+        return cls(size, (_SUBLANES if rows == 1 else rows, lanes), rows == 1, unrolled, _up(stripes, unrolled))
+
+    @property
+    def columns(self) -> int:
+        """Of a stripe."""
+        return self.shape[1] * (_SUBLANES if self.spread else 1)
+
+    @property
+    def width(self) -> int:
+        """Columns of a stretch."""
+        return self.columns * self.stripes
+
+    @property
+    def count(self) -> int:
+        """Of stretches."""
+        return pl.cdiv(self.size, self.width)
+
+    def fill(self, x, stretch):
+        """Columns behind the end of the vocabulary may hold anything."""
+        tail = self.size % self.width
+        if tail:
+            @pl.when(stretch == self.count - 1)
+            def _():
+                x[:, :, tail:] = jnp.full((1, x.shape[1], self.width - tail), -jnp.inf, x.dtype)
+
+    def fold(self, update, carry):
+        """carry = update(i, carry) for every stripe."""
+        def body(i, carry):
+            for j in range(self.unrolled):
+                carry = update(i * self.unrolled + j, carry)
+            return carry
+
+        return lax.fori_loop(0, self.stripes // self.unrolled, body, carry)
+
+    def read(self, x, i, row=0):
+        """Stripe i; of this row, if it is spread."""
+        def columns(rows, at, size):
+            return x[0, rows, pl.ds(pl.multiple_of(at, size), size)]
+
+        lanes = self.shape[1]
+        if not self.spread:
+            return columns(slice(None), i * lanes, lanes)
+        return jnp.concatenate([columns(pl.ds(row, 1), (i * _SUBLANES + k) * lanes, lanes)
+                                for k in range(_SUBLANES)], 0)
+
+    def column(self, stretch, i):
+        """The columns of stripe i, or of a stripe for each place of it."""
+        shape = self.shape if self.spread else (1, self.shape[1])
+        within = lax.broadcasted_iota(jnp.int32, shape, 1)
+        if self.spread:
+            within += lax.broadcasted_iota(jnp.int32, shape, 0) * shape[1]
+        return stretch * self.width + i * self.columns + within
+
+    def first(self, values, at, stretch):
+        """(largest value, its column, of equals the first) of the rows, for values that lie in the stripes `at`."""
+        top = self.over(jnp.max, values)
+        # Lanes reduce floats faster than integers; below 2^24 they are exact.
+        column = self.column(stretch, at).astype(jnp.float32)
+        return top, self.over(jnp.min, jnp.where(values == top, column, self.size - 1.0))
+
+    def over(self, reduce, values):
+        """Of every row."""
+        return reduce(values, axis=(0, 1) if self.spread else 1, keepdims=True)
 
 
 def stretches(logits: Float[Array, "B N V"], inverse: Float[Array, "B N"] | None, words: UInt32[Array, "B K 2"] | None,
@@ -38,27 +123,25 @@ def stretches(logits: Float[Array, "B N V"], inverse: Float[Array, "B N"] | None
       interpret: True, or `pltpu.InterpretParams()`, runs it without a TPU.
     """
     batch, rows, size = logits.shape
-    if rows == 1 < batch:                             # the sequences are the rows, else seven of eight sublanes idle
-        inverse, words = (x if x is None else x.reshape(1, batch, *x.shape[2:]) for x in (inverse, words))
-        said = stretches(logits.reshape(1, batch, size), inverse, words, None, names=names, interpret=interpret)
-        return {name: value.reshape(batch, 1, -1) for name, value in said.items()}
+    if row is not None and pl.cdiv(words.shape[1], _SUBLANES) >= pl.cdiv(rows, _SUBLANES):
+        words, row = of_rows(words, row), None        # fewer keys than rows, but as many registers
+    if row is None and rows % _SUBLANES and batch > 1:           # all rows one behind the other, else sublanes idle
+        inverse, words = (x if x is None else x.reshape(1, batch * rows, *x.shape[2:]) for x in (inverse, words))
+        said = stretches(logits.reshape(1, batch * rows, size), inverse, words, None, names=names, interpret=interpret)
+        return {name: value.reshape(batch, rows, -1) for name, value in said.items()}
     tile = min(rows, _ROWS)
-    shape = _SUBLANES if tile == 1 else tile, _STRIPE // pl.next_power_of_2(max(tile, _SUBLANES))
-    count, width = _cut(size, _up(tile, _SUBLANES), shape[1] * (_SUBLANES if tile == 1 else 1))
+    cut = _Cut.of(size, tile)
 
     def per_row(*shape):
         return pl.BlockSpec((1, tile, *shape), lambda b, n, s: (b, n, 0))
 
-    if words is None or row is None:
-        keys = words if words is None else per_row(2)
-    else:
-        keys = pl.BlockSpec((1, words.shape[1], 2), lambda b, n, s: (b, 0, 0))
+    keys = per_row(2) if row is None else pl.BlockSpec((1, words.shape[1], 2), lambda b, n, s: (b, 0, 0))
     said = pl.pallas_call(
-        partial(_kernel, names=names, size=size, shape=shape),
-        out_shape=jax.ShapeDtypeStruct((batch, count, rows, len(names)), jnp.float32),
-        grid=(batch, pl.cdiv(rows, tile), count),
-        in_specs=[None if inverse is None else per_row(1), keys, None if row is None else per_row(1),
-                  pl.BlockSpec((1, tile, width), lambda b, n, s: (b, n, s))],
+        partial(_stretches, names=names, cut=cut),
+        out_shape=jax.ShapeDtypeStruct((batch, cut.count, rows, len(names)), jnp.float32),
+        grid=(batch, pl.cdiv(rows, tile), cut.count),
+        in_specs=[None if inverse is None else per_row(1), None if words is None else keys,
+                  None if row is None else per_row(1), pl.BlockSpec((1, tile, cut.width), lambda b, n, s: (b, n, s))],
         out_specs=pl.BlockSpec((1, 1, tile, len(names)), lambda b, n, s: (b, s, n, 0)),
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel",) * 3),
         interpret=interpret,
@@ -68,23 +151,23 @@ def stretches(logits: Float[Array, "B N V"], inverse: Float[Array, "B N"] | None
     return {name: value.astype(jnp.int32) if name in ("best", "drawn") else value for name, value in said.items()}
 
 
-def leftovers(logits: Float[Array, "B N V"], logq: Float[Array, "B I V"], top: Float[Array, "B"], lse: Float[Array, "B"],
-              inverse: Float[Array, "B"], node: Int[Array, "B"], rejected: Bool[Array, "B"],
+def leftovers(logits: Float[Array, "B N V"], logq: Float[Array, "B I V"], top: Float[Array, "B"],
+              lse: Float[Array, "B"], inverse: Float[Array, "B"], node: Int[Array, "B"], rejected: Bool[Array, "B"],
               words: UInt32[Array, "B 2"], *, interpret: bool = False) -> tuple[Array, Array, Array, Array]:
     """[B, S] each, see `parallax.kernels.vocabulary`. `interpret` as for `stretches`."""
     batch, _, size = logits.shape
-    shape = _SUBLANES, _STRIPE // _SUBLANES
-    count, width = _cut(size, _SUBLANES, _STRIPE)
+    cut = _Cut.of(size, 1)
 
     def at_node(x):
         rows, last = min(_SUBLANES, x.shape[1]), x.shape[1] - 1         # memory holds rows in tiles of eight
-        return pl.BlockSpec((1, rows, width), lambda b, s, node, *_: (b, lax.div(jnp.minimum(node[b], last), rows), s))
+        return pl.BlockSpec((1, rows, cut.width),
+                            lambda b, s, node, *_: (b, lax.div(jnp.minimum(node[b], last), rows), s))
 
     said = pl.pallas_call(
-        partial(_leftovers, size=size, shape=shape, last=(logits.shape[1] - 1, logq.shape[1] - 1)),
-        out_shape=jax.ShapeDtypeStruct((batch, count, 1, 4), jnp.float32),
+        partial(_leftovers, cut=cut, last=(logits.shape[1] - 1, logq.shape[1] - 1)),
+        out_shape=jax.ShapeDtypeStruct((batch, cut.count, 1, 4), jnp.float32),
         grid_spec=pltpu.PrefetchScalarGridSpec(
-            num_scalar_prefetch=7, grid=(batch, count), in_specs=[at_node(logits), at_node(logq)],
+            num_scalar_prefetch=7, grid=(batch, cut.count), in_specs=[at_node(logits), at_node(logq)],
             out_specs=pl.BlockSpec((1, 1, 1, 4), lambda b, s, *_: (b, s, 0, 0))),
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel",) * 2),
         interpret=interpret,
@@ -97,90 +180,16 @@ def _up(n, unit):
     return pl.cdiv(n, unit) * unit
 
 
-def _cut(size, sublanes, lanes):
-    """(S, W): stretches of equal width, of whole stripes."""
-    count = pl.cdiv(size, _STEP // sublanes)
-    width = _up(pl.cdiv(size, count), lanes)
-    stripes = width // lanes
-    width = _up(stripes, min(_UNROLLED, stripes)) * lanes
-    return pl.cdiv(size, width), width
-
-
-def _fill(x, size, axis):
-    """Columns behind the end of the vocabulary may hold anything."""
-    width = x.shape[-1]
-    if size % width:
-        @pl.when(pl.program_id(axis) == size // width)
-        def _():
-            x[:, :, size % width:] = jnp.full((1, x.shape[1], width - size % width), -jnp.inf, x.dtype)
-
-
-def _fold(update, count, carry):
-    """carry = update(i, carry) for i below the count."""
-    unrolled = min(_UNROLLED, count)
-
-    def body(i, carry):
-        for j in range(unrolled):
-            carry = update(i * unrolled + j, carry)
-        return carry
-
-    return lax.fori_loop(0, count // unrolled, body, carry)
-
-
-class _Stripes(NamedTuple):
-    """How a step goes through its columns from `start` on. Stripe i is an array of `shape`.
-
-    Its rows are those of the logits; or there is one, whose columns are spread over all sublanes, `lanes` to each.
-    """
-
-    start: jax.Array
-    shape: tuple[int, int]
-    spread: bool
-    size: int
-
-    @property
-    def columns(self) -> int:
-        return self.shape[0] * self.shape[1] if self.spread else self.shape[1]
-
-    def read(self, x, i, row=0):
-        """Stripe i; of this row, if it is spread."""
-        sublanes, lanes = self.shape
-        if not self.spread:
-            return x[0, :, pl.ds(pl.multiple_of(i * lanes, lanes), lanes)]
-        return jnp.concatenate([x[0, pl.ds(row, 1), pl.ds(pl.multiple_of((i * sublanes + k) * lanes, lanes), lanes)]
-                                for k in range(sublanes)], 0)
-
-    def column(self, i):
-        """Where in the vocabulary stripe i is, or a stripe for each place of it."""
-        shape = self.shape if self.spread else (1, self.shape[1])
-        within = lax.broadcasted_iota(jnp.int32, shape, 1)
-        if self.spread:
-            within += lax.broadcasted_iota(jnp.int32, shape, 0) * shape[1]
-        return self.start + i * self.columns + within
-
-    def first(self, values, at):
-        """(largest value, its column, of equals the first) of the rows, for values that lie in the stripes `at`."""
-        top = self.over(jnp.max, values)
-        # Lanes reduce floats faster than integers; below 2^24 they are exact.
-        column = self.column(at).astype(jnp.float32)
-        return top, self.over(jnp.min, jnp.where(values == top, column, self.size - 1.0))
-
-    def over(self, reduce, values):
-        return reduce(values, axis=(0, 1) if self.spread else 1, keepdims=True)
-
-
-def _kernel(inverse, words, row, x, out, *, names, size, shape):
-    rows, width = x.shape[1:]
-    stripes = _Stripes(pl.program_id(2) * width, shape, rows == 1, size)
-    count = width // stripes.columns
-    zeros = jnp.zeros(shape, jnp.float32)
-    nothing, nowhere = zeros - jnp.inf, jnp.zeros(shape, jnp.int32)
+def _stretches(inverse, words, row, x, out, *, names, cut):
+    stretch = pl.program_id(2)
+    zeros = jnp.zeros(cut.shape, jnp.float32)
+    nothing, nowhere = zeros - jnp.inf, jnp.zeros(cut.shape, jnp.int32)
     said = {}
-    _fill(x, size, 2)
+    cut.fill(x, stretch)
 
     def rank(i, carry):
         top, at, second = carry
-        now = stripes.read(x, i)
+        now = cut.read(x, i)
         if second is not None:
             second = jnp.maximum(second, jnp.minimum(now, top))
         if at is None:
@@ -189,19 +198,19 @@ def _kernel(inverse, words, row, x, out, *, names, size, shape):
         return jnp.where(better, now, top), jnp.where(better, i, at), second
 
     placed, runner_up = "best" in names or "second" in names, "second" in names
-    tops, at, seconds = _fold(rank, count, (nothing, nowhere if placed else None, nothing if runner_up else None))
+    tops, at, seconds = cut.fold(rank, (nothing, nowhere if placed else None, nothing if runner_up else None))
     if placed:
-        said["top"], said["best"] = stripes.first(tops, at)
+        said["top"], said["best"] = cut.first(tops, at, stretch)
     else:
-        said["top"] = stripes.over(jnp.max, tops)
+        said["top"] = cut.over(jnp.max, tops)
     if runner_up:
-        here = stripes.column(at).astype(jnp.float32) == said["best"]
-        said["second"] = stripes.over(jnp.max, jnp.where(here, seconds, tops))
+        here = cut.column(stretch, at).astype(jnp.float32) == said["best"]
+        said["second"] = cut.over(jnp.max, jnp.where(here, seconds, tops))
     reference = jnp.maximum(said["top"], LOWEST)
 
     def add(i, carry):
         total, moment, score, at = carry
-        z = stripes.read(x, i) - reference
+        z = cut.read(x, i) - reference
         if inverse is not None:
             z = z * inverse[0]
         if total is not None:
@@ -210,19 +219,20 @@ def _kernel(inverse, words, row, x, out, *, names, size, shape):
         if moment is not None:
             moment = moment + weight * jnp.maximum(z, LOWEST)
         if score is not None:
-            now = z + _own(threefry.gumbel(words[0, :, 0:1], words[0, :, 1:2], stripes.column(i).astype(jnp.uint32)), row)
+            noise = threefry.gumbel(words[0, :, 0:1], words[0, :, 1:2], cut.column(stretch, i).astype(jnp.uint32))
+            now = z + _own(noise, row)
             better = now > score
             score, at = jnp.where(better, now, score), jnp.where(better, i, at)
         return total, moment, score, at
 
     starts = {"total": zeros, "moment": zeros, "score": nothing, "drawn": nowhere}
     if set(starts) & set(names):
-        total, moment, score, at = _fold(add, count, tuple(starts[name] if name in names else None for name in starts))
+        total, moment, score, at = cut.fold(add, tuple(starts[name] if name in names else None for name in starts))
         for name, values in ("total", total), ("moment", moment):
             if values is not None:
-                said[name] = stripes.over(jnp.sum, values)
+                said[name] = cut.over(jnp.sum, values)
         if score is not None:
-            said["score"], said["drawn"] = stripes.first(score, at)
+            said["score"], said["drawn"] = cut.first(score, at, stretch)
     for i, name in enumerate(names):
         out[0, 0, :, i:i + 1] = said[name]
 
@@ -237,21 +247,19 @@ def _own(noise, row):
     return picked
 
 
-def _leftovers(node, rejected, top, lse, inverse, first, second, p, q, out, *, size, shape, last):
-    b = pl.program_id(0)
-    width = p.shape[2]
-    stripes = _Stripes(pl.program_id(1) * width, shape, True, size)
-    nothing, nowhere = jnp.full(shape, -jnp.inf, jnp.float32), jnp.zeros(shape, jnp.int32)
-    _fill(p, size, 1)
+def _leftovers(node, rejected, top, lse, inverse, first, second, p, q, out, *, cut, last):
+    b, stretch = pl.program_id(0), pl.program_id(1)
+    nothing, nowhere = jnp.full(cut.shape, -jnp.inf, jnp.float32), jnp.zeros(cut.shape, jnp.int32)
+    cut.fill(p, stretch)
 
     def law(x, i, last):
-        return stripes.read(x, i, lax.rem(jnp.minimum(node[b], last), x.shape[1]))
+        return cut.read(x, i, lax.rem(jnp.minimum(node[b], last), x.shape[1]))
 
     def judge(i, carry):
         score, at, rest, rest_at = carry
         logp, logq = (law(p, i, last[0]) - top[b]) * inverse[b] - lse[b], law(q, i, last[1])
         noise = threefry.gumbel(jnp.full((1, 1), first[b]), jnp.full((1, 1), second[b]),
-                                stripes.column(i).astype(jnp.uint32))
+                                cut.column(stretch, i).astype(jnp.uint32))
         above = (logp > logq) & (rejected[b] > 0)
         now = logp + noise
         left = jnp.where(above, now + jnp.log(_less(jnp.where(above, logq - logp, -1.0))), -jnp.inf)
@@ -259,8 +267,8 @@ def _leftovers(node, rejected, top, lse, inverse, first, second, p, q, out, *, s
         return (jnp.where(better, now, score), jnp.where(better, i, at),
                 jnp.where(more, left, rest), jnp.where(more, i, rest_at))
 
-    score, at, rest, rest_at = _fold(judge, width // stripes.columns, (nothing, nowhere, nothing, nowhere))
-    for i, value in enumerate((*stripes.first(score, at), *stripes.first(rest, rest_at))):
+    score, at, rest, rest_at = cut.fold(judge, (nothing, nowhere, nothing, nowhere))
+    for i, value in enumerate((*cut.first(score, at, stretch), *cut.first(rest, rest_at, stretch))):
         out[0, 0, :, i:i + 1] = value
 
 

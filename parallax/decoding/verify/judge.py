@@ -19,7 +19,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from parallax.decoding import tree
-from parallax.decoding.base import Draft, Drafter, Guarantee, Kind, Verifier, policy
+from parallax.decoding.base import Context, Draft, Drafter, Guarantee, Kind, Verifier, policy
 from parallax.decoding.sampling import ACCEPT, RESIDUAL, Greedy, Sampler, argmax, noise_private, private_keys
 
 
@@ -61,16 +61,21 @@ class Judge(Verifier, abc.ABC):
         """The decision. `logp` are the target's log-probabilities behind every node, `uniform` numbers in [0, 1)."""
 
     def __call__(self, draft, logits, hidden, ctx):
-        size, start = draft.tokens.shape[1], ctx.length
-
-        def number(node):
-            return jax.vmap(jax.random.uniform)(private_keys(ctx.key, start, jnp.full_like(start, node), ACCEPT))
-
-        uniform = jax.vmap(number, out_axes=1)(jnp.arange(size))
+        start, uniform = ctx.length, numbers(draft, ctx)
         logp = jax.nn.log_softmax(self.sampler.warp(logits, tree.seen(draft, ctx)), -1)
         judgement = self.judge(draft, logp, uniform)
         noise = noise_private(ctx.key, start, start, RESIDUAL, logits.shape[-1])
         return tree.verdict(draft, judgement.node, argmax(jnp.log(judgement.weights) + noise))
+
+
+def numbers(draft: Draft, ctx: Context) -> Float[Array, "B T"]:
+    """The uniform numbers of this step, one per node."""
+    start = ctx.length
+
+    def number(node):
+        return jax.vmap(jax.random.uniform)(private_keys(ctx.key, start, jnp.full_like(start, node), ACCEPT))
+
+    return jax.vmap(number, out_axes=1)(jnp.arange(draft.tokens.shape[1]))
 
 
 def parents_of(draft: Draft) -> Int[Array, "B T"]:

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
+from parallax.decoding import tree
 from parallax.decoding.base import policy
+from parallax.decoding.sampling import RESIDUAL, private_keys
 from parallax.decoding.verify.judge import (
     Judge,
     Judgement,
     descend,
+    drawn,
     log_residual,
     normalised,
+    numbers,
+    parents_of,
     row,
+    static_parents,
     without,
 )
+from parallax.kernels import vocabulary
 
 
 @policy
@@ -29,7 +36,30 @@ class Rejection(Judge):
     were drawn without replacement, by q without the tokens before it, normalised.
     Source: Leviathan et al. (arXiv:2211.17192), Chen et al. (arXiv:2302.01318); trees: SpecInfer (arXiv:2305.09781),
     without replacement: RSD (arXiv:2402.14160).
+
+    The kernels verify chains: one pass over all rows, one over the row that decides, and no law is written to memory.
+    Trees are left to XLA, for every fallen sibling changes the whole law that the next one is judged by.
     """
+
+    def __call__(self, draft, logits, hidden, ctx):
+        kernels, chain = ctx.model.config.kernels, tree.Shape.chain(draft.tokens.shape[1] - 1).parents
+        # A subclass judges otherwise.
+        if type(self) is not Rejection or static_parents(draft) != chain or not vocabulary.in_use(kernels):
+            return super().__call__(draft, logits, hidden, ctx)
+        logits, temperature = self.sampler.untempered(logits, tree.seen(draft, ctx))
+        laws = vocabulary.statistics(logits, ("lse",), temperature=temperature, kernels=kernels)
+        batch, parents = jnp.arange(len(logits))[:, None], parents_of(draft)
+        z = logits[batch, parents, draft.tokens] - laws.top[batch, parents]
+        logp = (z if temperature is None else z / temperature) - laws.lse[batch, parents]
+        logq = draft.logq[batch, jnp.minimum(parents, draft.logq.shape[1] - 1), draft.tokens]
+        there = drawn(draft)
+        kept = there & (numbers(draft, ctx) < jnp.exp(jnp.minimum(logp - logq, 0)))
+        node = jnp.cumprod(kept[:, 1:].astype(jnp.int32), 1).sum(1)
+        fell = jnp.pad(there[:, 1:], ((0, 0), (0, 1)))[batch[:, 0], node]
+        keys = private_keys(ctx.key, ctx.length, ctx.length, RESIDUAL)
+        following = vocabulary.residual(logits, laws.top, laws.lse, draft.logq, node, fell, keys,
+                                        temperature=temperature, kernels=kernels)
+        return tree.verdict(draft, node, following)
 
     def judge(self, draft, logp, uniform):
         def arrive(node):
