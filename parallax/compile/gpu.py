@@ -38,7 +38,7 @@ class Compiled(NamedTuple):
     """A kernel on one architecture.
 
     Attributes:
-      calls: how many places of the program call it.
+      calls: how often the program calls it, a loop's body counted once.
       shared: bytes of shared memory of one thread block.
       registers: of one thread.
       spills: bytes that one thread keeps in local memory because its registers do not suffice.
@@ -75,7 +75,8 @@ def compiled(f: Callable, *operands: Any, archs: Sequence[str] = tuple(SHARED_LI
 def sources(f: Callable, *operands: Any) -> list[Source]:
     """The Triton kernels of `f(*operands)`, lowered for CUDA, in the order of the program; needs no `triton`."""
     lowered = (f if hasattr(f, "trace") else jax.jit(f)).trace(*operands).lower(lowering_platforms=("cuda",))
-    return [_source(call) for call in _calls(lowered.compiler_ir("stablehlo").operation)]
+    functions = {function.name.value: function for function in lowered.compiler_ir("stablehlo").body}
+    return [_source(call) for call in _calls(functions["main"], functions)]
 
 
 def compile_one(source: Source, arch: str) -> Compiled:
@@ -87,7 +88,8 @@ def compile_one(source: Source, arch: str) -> Compiled:
         raise ValueError('compiling for a GPU needs triton: pip install "parallax-decoding[gpu-aot]"') from None
     outcome = Compiled(source.name, arch, 1, source.grid, source.num_warps, source.num_stages)
     target = GPUTarget("cuda", int(arch.removeprefix("sm_")), 32)
-    options = {"num_warps": source.num_warps, "num_stages": source.num_stages}
+    # XLA fuses multiplications with additions too; triton means to stop doing so by default.
+    options = {"num_warps": source.num_warps, "num_stages": source.num_stages, "enable_fp_fusion": True}
     with tempfile.TemporaryDirectory() as folder, triton.knobs.cache.scope():
         triton.knobs.cache.dir = folder
         path, said = Path(folder, "kernel.ttir"), Path(folder, "stderr")
@@ -107,14 +109,18 @@ def compile_one(source: Source, arch: str) -> Compiled:
     return outcome._replace(shared=shared, registers=registers, spills=stack)
 
 
-def _calls(operation) -> Iterator[Any]:
+def _calls(operation, functions: dict[str, Any]) -> Iterator[Any]:
+    """The custom calls of kernels in an operation and in the functions that it calls, each as often as it is called."""
     for region in operation.regions:
         for block in region:
             for inner in block:
-                name = inner.operation.attributes["call_target_name"] if inner.name == "stablehlo.custom_call" else None
-                if name is not None and name.value == _CALL:
+                attributes = inner.operation.attributes
+                if inner.operation.name == "func.call":
+                    yield from _calls(functions[attributes["callee"].value], functions)
+                elif inner.operation.name == "stablehlo.custom_call" and attributes["call_target_name"].value == _CALL:
                     yield inner.operation
-                yield from _calls(inner.operation)
+                else:
+                    yield from _calls(inner.operation, functions)
 
 
 def _source(call) -> Source:

@@ -81,9 +81,11 @@ def _tiles(q, k, ck, splits: int | None) -> _Tiles:
     """
     rows, own, slots, size = q.shape[2] * q.shape[3], k.shape[2], ck.shape[3], pl.next_power_of_2(q.shape[4])
     wide = q.dtype == jnp.float32
-    tile = max(min(pl.next_power_of_2(rows), *((32, 2**12 // size) if wide else (128, 2**14 // size))), _SMALLEST)
-    # Conversion of a stored type takes registers of its own.
-    keys = min(2**12 // size if wide else 2**13 // size, 2**19 // (tile * size), 32 if wide or ck.dtype != q.dtype else 64)
+    most_rows, elements = (32, 2**12) if wide else (128, 2**14)
+    tile = max(min(pl.next_power_of_2(rows), most_rows, elements // size), _SMALLEST)
+    # Conversion from a stored type takes registers of its own.
+    most_keys, elements = (32 if wide or ck.dtype != q.dtype else 64), (2**12 if wide else 2**13)
+    keys = max(min(most_keys, elements // size, 2**19 // (tile * size)), _SMALLEST)
     warps = 8 if tile == 128 or tile * size > 2**13 or wide and size > 128 else 4
     if splits is None:
         programs = q.shape[0] * q.shape[1] * pl.cdiv(rows, tile)

@@ -8,7 +8,7 @@ from parallax.compile import schedule
 # the kernel, the second of them with a loop.
 MODULE = """\
 module attributes {stable_mosaic.version = 15 : i64} {
-  func.func @mine(%arg0: i32, %arg1: memref<8x128xf32>) attributes {iteration_bounds = array<i64: 2, -9223372036854775808>,
+  func.func @mine(%arg0: i32, %arg1: i32) attributes {iteration_bounds = array<i64: 2, -9223372036854775808>,
     window_params = [{transform_indices = @transform_0, window_bounds = array<i64: 1, 512, 128>}]} {
     %c0_i32 = arith.constant 0 : i32
     %c5_i32 = arith.constant 5 : i32

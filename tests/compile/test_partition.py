@@ -47,24 +47,17 @@ def on_four_devices():
     for sizes, heads in (((1, 1, 4), 4), ((2, 1, 2), 4), ((1, 1, 4), 3)):
         mesh = sharding.make_mesh(*sizes)
 
-        def place(leaf, mesh=mesh, heads=heads, sizes=sizes):
-            at = {4: 1, 5: 2 if leaf.shape[0] == 2 and leaf.shape[2] == heads else 1}.get(leaf.ndim)
-            names = [None] * leaf.ndim
-            if at is not None:
-                names[at - 1:at + 1] = ["data", "tensor" if heads % sizes[2] == 0 else None]
-            return jax.device_put(leaf, NamedSharding(mesh, PartitionSpec(*names)))
-
+        axes = {"b": "data", "h": "tensor" if heads % sizes[2] == 0 else None}
         given = operands(heads)
-        q, k, v, ck, cv, length = map(place, given[:6])
+        placed = [jax.device_put(leaf, NamedSharding(mesh, PartitionSpec(*map(axes.get, layout))))
+                  for leaf, layout in zip(given, ("bh", "bh", "bh", "-bh", "-bh", "b", "b", "b"))]
         found = {}
-        for name, function, local, placed in (
-                ("attend", attend, given, (q, k, v, ck, cv, length, *map(place, given[6:]))),
-                ("commit", commit, [given[i] for i in (3, 4, 1, 2, 5)], (ck, cv, k, v, length))):
+        for name, function, of in (("attend", attend, range(8)), ("commit", commit, (3, 4, 1, 2, 5))):
             run = jax.jit(function, static_argnames="kernels")
-            wanted = run(*local, kernels="xla")
+            wanted = run(*(given[i] for i in of), kernels="xla")
             with jax.set_mesh(mesh):
-                lowered = run.lower(*placed, kernels="pallas").compile()
-                result = lowered(*placed)
+                lowered = run.lower(*(placed[i] for i in of), kernels="pallas").compile()
+                result = lowered(*(placed[i] for i in of))
             error = max(float(jnp.abs(a - b).max()) for a, b in zip(jax.tree.leaves(result), jax.tree.leaves(wanted)))
             shard = jax.tree.leaves(result)[0].addressable_shards[0].data.shape
             found[name] = [error, list(shard), len(re.findall(r" all-gather\(", lowered.as_text()))]

@@ -25,8 +25,8 @@ def test_a_verify_step_fits_copies_no_cache_gathers_no_weight_and_reads_everythi
     assert step.arguments + step.temporary < CHIPS[target].hbm_gb * 1e9
     assert list(step.cache_copies) == [] and list(step.weight_gathers) == []
     assert 1 <= step.accessed / step.least_bytes < 1.15
-    assert step.kernels["attention"] == config.num_layers and step.kernels["commit"] >= 1
-    assert {report.kernel for report in reports} >= {"attention", "commit"}
+    assert step.kernels["attention"] == config.num_layers
+    assert "attention" in {report.kernel for report in reports}
     assert all(report.scheduled is not None and report.memory > 0 for report in reports)
     assert (step.collectives > 0) == (tensor > 1)
 
