@@ -122,9 +122,8 @@ def test_a_second_process_finds_the_programs_compiled(decode, cache):
     assert kept and sorted((cache / "compiled").iterdir()) == kept
 
 
-@pytest.mark.parametrize("method", [
-    name if name in ("autoregressive", "prompt_lookup", "draft_model") else pytest.param(name, marks=pytest.mark.slow)
-    for name in METHODS])
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.often("autoregressive|prompt_lookup|draft_model")
 def test_compare_says_whether_the_tokens_are_those_of_plain_decoding(method, decode, tiny_folder):
     draft = [f"--draft={tiny_folder}"] if METHODS[method].needs_draft else []
     result = decode("--prompt", PROMPT, "--method", method, "--compare", *draft, *SHORT)
