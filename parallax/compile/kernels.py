@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from parallax.compile import chips, gpu, hlo, schedule, targets
+from parallax.compile import chips, gpu, hlo, schedule, targets, traffic
 from parallax.compile.jobs import Job
 from parallax.kernels import attention, commit, vocabulary
 from parallax.models.cache import Cache
@@ -93,7 +93,7 @@ def compiled(name: str, job: Job, dump: str) -> list[Report]:
             done = jax.jit(case.function, donate_argnums=case.donated).lower(*operands).compile()
         except Exception as error:  # of Mosaic or XLA: their classes differ by version
             return [_blank(name, job, case)._replace(reason=targets.explained(error))]
-        vmem = hlo.kernels(hlo.parse(done.as_text()))[case.called].vmem
+        vmem = traffic.kernels(hlo.parse(done.as_text()))[case.called].vmem
         return [report(name, job, vmem, schedule.read(folder, case.called))]
 
 

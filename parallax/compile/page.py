@@ -26,18 +26,19 @@ def tables(reports: Sequence[Report], steps: Sequence[Step]) -> list[Table]:
     return found
 
 
-def notes(found: Sequence[Target], reports: Sequence[Report], steps: Sequence[Step]) -> list[str]:
+def notes(wanted: Sequence[Target], reports: Sequence[Report], steps: Sequence[Step]) -> list[str]:
     """What failed, what a program should not do and does, and what the columns mean."""
     lines = [f"{r.target}, {r.kernel}, T={r.rows}: {r.reason}" for r in reports if r.reason]
-    for line in steps:
-        where = f"{line.target}, T={line.rows}"
-        if line.reason:
-            lines.append(f"{where}: {line.reason}")
-        if line.cache_copies:
-            lines.append(f"{where}: {len(line.cache_copies)} copies of the whole cache per step")
-        if line.weight_gathers:
-            lines.append(f"{where}: {len(line.weight_gathers)} gathers of a weight that the devices share")
-    tpu = any(target.chip.kind == "tpu" for target in found)
+    for step in steps:
+        where = f"{step.target}, T={step.rows}"
+        if step.reason:
+            lines.append(f"{where}: {step.reason}")
+        for what, found in (("copies of the whole cache", step.cache_copies),
+                            ("copies of a weight", step.weight_copies),
+                            ("gathers of a weight that devices share", step.weight_gathers)):
+            if found:
+                lines.append(f"{where}: {what} in each step: {', '.join(found)}")
+    tpu = any(target.chip.kind == "tpu" for target in wanted)
     if reports:
         lines.append("Kernels: `least` is the larger of the bytes over the HBM's bandwidth and the operations over the "
                      "matrix units', one call on one device." + (

@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from parallax import sharding
-from parallax.compile import chips, hlo, kernels, schedule, targets
+from parallax.compile import chips, hlo, kernels, schedule, targets, traffic
 from parallax.compile.jobs import Job
 from parallax.decoding import Speculative
 from parallax.decoding.base import DecodeState, Draft, Drafter, policy, static
@@ -30,13 +30,14 @@ class Step(NamedTuple):
       arguments, temporary: bytes of HBM; the state is donated, so the results lie where it was.
       least_bytes: that any step has to read: all weights but the table that only single rows are taken from, and the
         committed keys and values.
-      accessed: bytes through HBM, see `hlo`; of kernels what they have to move.
+      accessed: bytes through HBM, see `traffic`; of kernels what they have to move.
       least, by: seconds that the least bytes and the products take, and what sets it.
       predicted: seconds of all operations, one after the other: the bytes of each at the HBM's bandwidth or its
         schedule, whichever takes longer, and the collectives.
       wire: seconds of the collectives.
       kernels: how often each runs; collectives: how many run.
-      cache_copies, weight_gathers: instructions that copy the whole cache, or bring a weight of all devices to each.
+      cache_copies, weight_copies, weight_gathers: instructions that copy the whole cache or the part of a weight that
+        a device has, or bring a weight that devices share to each.
     """
 
     target: str
@@ -54,6 +55,7 @@ class Step(NamedTuple):
     kernels: Mapping[str, int] = {}
     collectives: int = 0
     cache_copies: Sequence[str] = ()
+    weight_copies: Sequence[str] = ()
     weight_gathers: Sequence[str] = ()
 
 
@@ -87,7 +89,7 @@ def compiled(job: Job, dump: str) -> tuple[Step, list[kernels.Report]]:
         except Exception as error:  # XLA's own classes differ by version
             return Step(job.target.name, job.rows, targets.explained(error)), []
         program = hlo.parse(done.as_text())
-        inside = hlo.kernels(program)
+        inside = traffic.kernels(program)
         reports = {name: kernels.report(kernels.IN_A_STEP[name], job, facts.vmem, schedule.read(folder, name))
                    for name, facts in inside.items() if name in kernels.IN_A_STEP}
         return _step(job, params, state, done.memory_analysis(), program, folder, inside, reports), [*reports.values()]
@@ -134,7 +136,7 @@ def _step(job, params, state, memory, program, folder, inside, reports) -> Step:
         bundles = length.get(instruction.name, 0) * hlo.iterations(instruction)
         return max(nbytes / bandwidth, chips.seconds(chip, bundles))
 
-    cost = hlo.cost(program, seconds)
+    cost = traffic.cost(program, seconds)
     nbytes = {name: reports[name].nbytes if name in reports else facts.nbytes for name, facts in inside.items()}
     in_kernels = sum(count * max(nbytes[name] / bandwidth, name in reports and reports[name].scheduled or 0.0)
                      for name, count in cost.kernels.items())
@@ -144,22 +146,25 @@ def _step(job, params, state, memory, program, folder, inside, reports) -> Step:
     live = job.context * _local_bytes((state.cache.k, state.cache.v)) // job.capacity
     needed = _local_bytes(params) - table + live
     least = chips.bound(chip, needed, flops(job))
+    weights = _shapes(params)
     caches = {leaf.sharding.shard_shape(leaf.shape) for leaf in (state.cache.k, state.cache.v)}
     return Step(
         job.target.name, job.rows, None, memory.argument_size_in_bytes, memory.temp_size_in_bytes, needed,
         cost.nbytes + sum(count * nbytes[name] for name, count in cost.kernels.items()), flops(job), least.seconds,
         least.by, cost.seconds + in_kernels + wire, wire, dict(cost.kernels), sum(cost.collectives.values()),
-        hlo.rewritten(program, caches), hlo.gathered(program, _shared_shapes(params)))
+        traffic.rewritten(program, caches), traffic.rewritten(program, {local for local, _ in weights}),
+        traffic.gathered(program, {whole for local, whole in weights if whole != local}))
 
 
 def _model(job: Job) -> Model:
     return Model(job.config.replace(scan_layers=True))
 
 
-def _shared_shapes(params) -> set[tuple[int, ...]]:
-    """Of every weight that devices share, whole: of all layers, and of one."""
-    shared = [leaf for leaf in jax.tree.leaves(params) if leaf.sharding.shard_shape(leaf.shape) != leaf.shape]
-    return {shape for leaf in shared for shape in (leaf.shape, leaf.shape[1:] if leaf.ndim == 3 else leaf.shape)}
+def _shapes(params) -> set[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """(on one device, whole) of every matrix: of all layers, and of one."""
+    pairs = {(leaf.sharding.shard_shape(leaf.shape), leaf.shape) for leaf in jax.tree.leaves(params)}
+    pairs |= {(local[1:], whole[1:]) for local, whole in pairs if len(whole) == 3}
+    return {(local, whole) for local, whole in pairs if len(whole) > 1}
 
 
 def _local_bytes(tree) -> int:

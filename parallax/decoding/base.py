@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int, Key
 
+from parallax.kernels.dispatch import Kernels
 from parallax.models.cache import Block, Cache, Output
 from parallax.models.transformer import Model
 
@@ -185,6 +186,11 @@ class Context(NamedTuple):
     length: Int[Array, "B"]
     cache: Cache
     key: Key[Array, "B"]
+
+    @property
+    def kernels(self) -> Kernels:
+        """Which kernels the model asks for; XLA's where there is none, as in the enumeration of a rule's law."""
+        return "xla" if self.model is None else self.model.config.kernels
 
 
 @runtime_checkable

@@ -112,8 +112,8 @@ def test_what_does_not_compile_ends_with_status_1_and_its_reason(monkeypatch, ca
 def test_copies_of_the_cache_and_gathers_of_weights_are_told():
     lines = page.notes([targets.resolve("v5e")], [], [STEP._replace(cache_copies=["copy.1", "copy.2"],
                                                                     weight_gathers=["all-gather.1"])])
-    assert lines[0] == "v5e, T=1: 2 copies of the whole cache per step"
-    assert lines[1] == "v5e, T=1: 1 gathers of a weight that the devices share"
+    assert lines[:2] == ["v5e, T=1: copies of the whole cache in each step: copy.1, copy.2",
+                         "v5e, T=1: gathers of a weight that devices share in each step: all-gather.1"]
 
 
 def test_kernels_have_the_shapes_of_one_device_and_what_they_move():

@@ -17,13 +17,13 @@ def worker():
 
 @pytest.mark.parametrize("model, target, tensor", [
     ("llama-3.2-1b", "v5e", 1), ("qwen3-0.6b", "v5e", 1), ("llama-3-8b", "v5e", 4), ("llama-3-8b", "v5p", 1)])
-def test_a_verify_step_fits_copies_no_cache_gathers_no_weight_and_reads_everything_once(worker, model, target, tensor):
+def test_a_verify_step_fits_and_copies_and_gathers_nothing_large_and_reads_all_once(worker, model, target, tensor):
     config = shapes.resolve(model).replace(dtype="bfloat16", kernels="pallas")
     step, reports = worker.run(programs.compiled, Job(
         config=config, target=targets.resolve(target, tensor), rows=16, batch=1, context=2048, capacity=4096, depth=8))
     assert step.reason is None
     assert step.arguments + step.temporary < CHIPS[target].hbm_gb * 1e9
-    assert list(step.cache_copies) == [] and list(step.weight_gathers) == []
+    assert [*step.cache_copies, *step.weight_copies, *step.weight_gathers] == []
     assert 1 <= step.accessed / step.least_bytes < 1.15
     assert step.kernels["attention"] == config.num_layers
     assert "attention" in {report.kernel for report in reports}

@@ -64,10 +64,10 @@ def test_too_few_registers_are_seen_as_spills():
 
 
 @pytest.mark.aot
-def test_too_much_shared_memory_is_a_reason():
-    f, x = product(256, warps=8)
-    [kernel] = gpu.compiled(f, x, archs=["sm_80"])
-    assert "shared memory" in kernel.reason
+def test_too_much_shared_memory_is_a_reason(monkeypatch):
+    monkeypatch.setitem(gpu.SHARED_LIMIT, "sm_80", 1024)
+    sm_80, sm_90 = gpu.compiled(*product(64))
+    assert sm_80.reason.endswith("bytes of shared memory, a thread block has 1024") and sm_90.reason is None
 
 
 @pytest.mark.aot

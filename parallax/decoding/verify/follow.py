@@ -28,5 +28,5 @@ class Follow(Verifier):
     def __call__(self, draft, logits, hidden, ctx):
         offsets = tree.depths(draft.parents, draft.depth)
         targets = self.sampler.draw(logits, ctx.key, ctx.length, offsets, draft.depth, tree.seen(draft, ctx),
-                                    ctx.model.config.kernels)
+                                    ctx.kernels)
         return tree.walk(draft, targets)

@@ -42,7 +42,7 @@ class Rejection(Judge):
     """
 
     def __call__(self, draft, logits, hidden, ctx):
-        kernels, chain = ctx.model.config.kernels, tree.Shape.chain(draft.tokens.shape[1] - 1).parents
+        kernels, chain = ctx.kernels, tree.Shape.chain(draft.tokens.shape[1] - 1).parents
         # A subclass judges otherwise.
         if type(self) is not Rejection or static_parents(draft) != chain or not vocabulary.in_use(kernels):
             return super().__call__(draft, logits, hidden, ctx)
