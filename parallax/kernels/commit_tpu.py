@@ -38,14 +38,14 @@ def commit(stored: tuple[jax.Array, ...], new: tuple[jax.Array, ...], rows: Int[
     like, width, count = stored[0], new[0].shape[2], rows.shape[1]
     row = pl.cdiv(like.shape[4], _LANES) * _LANES * like.dtype.itemsize
     fit = _BUDGET // (2 * (2 * _window(like.dtype) + width) * row)   # heads of one layer of one array in a grid step
-    if fit < min(like.shape[2], 8):
+    if fit < min(like.shape[2], 8) and width > _ROWS:
         for at in range(0, count, _ROWS):
             part = rows[:, at:at + _ROWS]
             block = tuple(jnp.take_along_axis(x, part[None, :, :, None, None], 2) for x in new)
             part = jnp.broadcast_to(jnp.arange(part.shape[1]), part.shape)
             stored = commit(stored, block, part, start + at, interpret=interpret)
         return stored
-    heads = like.shape[2] if like.shape[2] <= fit else fit // 8 * 8
+    heads = like.shape[2] if like.shape[2] <= max(fit, 8) else max(fit // 8, 1) * 8
     arrays = max(1, min(_HEADS, fit) // heads)
     layers = min(like.shape[0], max(1, fit // (heads * min(arrays, len(stored)))))
     call = partial(_call, rows, start, layers=layers, heads=heads, interpret=interpret)
@@ -104,7 +104,7 @@ def _kernel(start_ref, rows_ref, *refs, count):
     sides = len(refs) // 3
     b, i = pl.program_id(2), pl.program_id(3)
     start, wide = start_ref[b], _window(refs[0].dtype)
-    first = (lax.div(start, wide) + i) * wide                  # slot of the window
+    first = (lax.div(start, wide) + i) * wide                        # slot of the window
     taken = min(count, wide)
     skip = jnp.clip(first - start, 0, count - taken)                 # rows in front of those that may fall into it
     packing = 4 // refs[0].dtype.itemsize                            # slots of a 32-bit word
